@@ -1,0 +1,44 @@
+/* formats/cli.h - what every tool's main() needs: strict parsing, messages, progress.
+ *
+ * The only code outside *_main.c that prints; included by *_main.c alone.
+ * Results go to stdout, everything else to stderr.  Exit status: 0 done, 1 failed, 2 usage.
+ */
+#ifndef SPK_CLI_H
+#define SPK_CLI_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "formats/status.h"
+
+enum { SPK_EXIT_DONE = 0, SPK_EXIT_FAILED = 1, SPK_EXIT_USAGE = 2 };
+
+/* Prints "tool: text" for the error and returns the exit status it deserves (USAGE for SPK_E_USAGE, else FAILED). */
+int spk_cli_fail(const char *tool, const spk_error *err);
+/* Prints "tool: message" and a line that points to --help; returns SPK_EXIT_USAGE. */
+int spk_cli_usage(const char *tool, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Whole string, decimal, within [low, high]; else SPK_E_USAGE naming option, text and range. */
+SPK_MUST_CHECK spk_status spk_cli_u64(const char *option, const char *text, uint64_t low, uint64_t high,
+                                      uint64_t *out, spk_error *err);
+SPK_MUST_CHECK spk_status spk_cli_double(const char *option, const char *text, double low, double high,
+                                         double *out, spk_error *err);
+/* A whole file of at most max_bytes; *out is NUL-terminated (not counted), freed by the caller. */
+SPK_MUST_CHECK spk_status spk_cli_read_file(const char *path, uint64_t max_bytes, char **out, size_t *out_size,
+                                            spk_error *err);
+
+/* "22.1 GB", "417.2 MB", "36 B" (decimal units); out has room for 24. */
+const char *spk_cli_bytes_text(uint64_t bytes, char out[24]);
+
+/* A progress line on stderr, with rate and time left; silent unless stderr is a terminal.  Throttled to ten a second.
+ * Zero-initialise, set `what`; context for the libraries' progress callbacks. */
+typedef struct { const char *what; double start_s, last_s; } spk_cli_progress;
+void spk_cli_progress_show(void *context, uint64_t done_bytes, uint64_t total_bytes);
+void spk_cli_progress_end(spk_cli_progress *progress);   /* clears the line */
+
+double spk_cli_now_s(void);                              /* monotonic clock */
+
+/* Flushes stdout and reports a write error (full disk, closed pipe) as a failure: the last call of a main(). */
+int spk_cli_finish(const char *tool, int exit_status);
+
+#endif

@@ -1,0 +1,44 @@
+/* formats/name_index.c - open addressing with linear probing, at most half full; a slot holds index + 1, 0 is empty. */
+#include "formats/name_index.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+/* The slot that holds `name`, or the empty slot where it would go. */
+static uint64_t slot_of(const uint32_t *slots, uint64_t slot_count, const void *items, spk_name_of *name_of,
+                        spk_text name) {
+    uint64_t mask = slot_count - 1, slot = XXH3_64bits(name.bytes, name.size_bytes) & mask;
+    while (slots[slot] != 0) {
+        spk_text other = name_of(items, slots[slot] - 1);
+        if (other.size_bytes == name.size_bytes && memcmp(other.bytes, name.bytes, name.size_bytes) == 0) break;
+        slot = (slot + 1) & mask;
+    }
+    return slot;
+}
+
+spk_status spk_name_index_build(const void *items, uint64_t count, spk_name_of *name_of, uint32_t **out_slots,
+                                uint64_t *out_slot_count, uint64_t *duplicate, spk_error *err) {
+    uint64_t slot_count = 4;
+    while (slot_count < 2 * count) slot_count *= 2;
+    uint32_t *slots = calloc(slot_count, sizeof *slots);
+    if (slots == NULL) return spk_fail(err, SPK_E_MEMORY, "out of memory for an index of names");
+    *duplicate = SPK_NAME_NONE;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t slot = slot_of(slots, slot_count, items, name_of, name_of(items, i));
+        if (slots[slot] == 0)
+            slots[slot] = (uint32_t)i + 1;
+        else if (*duplicate == SPK_NAME_NONE)
+            *duplicate = i;
+    }
+    *out_slots = slots;
+    *out_slot_count = slot_count;
+    return SPK_OK;
+}
+
+uint64_t spk_name_index_find(const uint32_t *slots, uint64_t slot_count, const void *items, spk_name_of *name_of,
+                             spk_text name) {
+    if (slot_count == 0) return SPK_NAME_NONE;
+    uint32_t found = slots[slot_of(slots, slot_count, items, name_of, name)];
+    return found == 0 ? SPK_NAME_NONE : found - 1;
+}

@@ -1,0 +1,227 @@
+/* formats/outfile.c - see outfile.h.
+ *
+ * PATH may be a symbolic link: the file it points to is replaced, so that the link stays.  A newcomer's trap: the
+ * rename alone does not make a file durable; its bytes must be synced before, and the directory after.
+ */
+#include "formats/outfile.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+struct spk_outfile {
+    int   fd;
+    bool  replace;
+    char *path;         /* where the file goes, links resolved */
+    char *temp_path;
+    int   signal_slot;  /* in temp_paths; -1 if none */
+};
+
+/* Temporary files that a signal removes.  Whoever takes a path out of its slot owns the string, so that a handler never
+ * reads one that another thread frees. */
+enum { SIGNAL_SLOT_COUNT = 8 };
+static _Atomic(char *) temp_paths[SIGNAL_SLOT_COUNT];
+
+static void enter_signal_slot(spk_outfile *file) {
+    for (int slot = 0; slot < SIGNAL_SLOT_COUNT; slot++) {
+        char *empty = NULL;
+        if (!atomic_compare_exchange_strong(&temp_paths[slot], &empty, file->temp_path)) continue;
+        file->signal_slot = slot;
+        return;
+    }
+}
+
+static void remove_and_end(int signal_number) {
+    for (int slot = 0; slot < SIGNAL_SLOT_COUNT; slot++) {
+        char *path = atomic_exchange(&temp_paths[slot], NULL);
+        if (path != NULL) (void)unlink(path);
+    }
+    (void)raise(signal_number);     /* the default action by now: SA_RESETHAND */
+}
+
+void spk_outfile_remove_on_signals(void) {
+    static const int ending[] = { SIGHUP, SIGINT, SIGTERM };
+    for (size_t i = 0; i < sizeof ending / sizeof *ending; i++) {
+        struct sigaction action = { .sa_handler = remove_and_end, .sa_flags = (int)(SA_RESETHAND | SA_NODEFER) }, old;
+        if (sigaction(ending[i], NULL, &old) != 0 || old.sa_handler == SIG_IGN) continue;
+        (void)sigaction(ending[i], &action, NULL);
+    }
+    (void)signal(SIGXFSZ, SIG_IGN);
+}
+
+static spk_status out_of_memory(const char *path, spk_error *err) {
+    return spk_fail(err, SPK_E_MEMORY, "%s: out of memory", path);
+}
+
+static void free_outfile(spk_outfile *file) {
+    if (file->fd >= 0) (void)close(file->fd);
+    bool is_taken = file->signal_slot >= 0 && atomic_exchange(&temp_paths[file->signal_slot], NULL) == NULL;
+    if (!is_taken) free(file->temp_path);
+    free(file->path);
+    free(file);
+}
+
+/* What is at `path` now may be replaced; *resolved gets the name to write to. */
+static spk_status check_target(const char *path, bool replace, char **resolved, spk_error *err) {
+    struct stat target, link;
+    if (path[0] == '\0') return spk_fail(err, SPK_E_IO, "the output path is empty");
+    if (stat(path, &target) != 0) {
+        if (errno != ENOENT) return spk_fail(err, SPK_E_IO, "%s: %s", path, strerror(errno));
+        if (lstat(path, &link) == 0)
+            return spk_fail(err, SPK_E_IO, "%s: is a symbolic link to a file that does not exist; refusing to write",
+                            path);
+        *resolved = strdup(path);
+        return *resolved != NULL ? SPK_OK : out_of_memory(path, err);
+    }
+    if (!S_ISREG(target.st_mode))
+        return spk_fail(err, SPK_E_IO, "%s: is %s; only a regular file can be replaced", path,
+                        S_ISDIR(target.st_mode) ? "a directory" : "a device, pipe or socket");
+    if (!replace) return spk_fail(err, SPK_E_EXISTS, "%s: exists already", path);
+    *resolved = realpath(path, NULL);
+    return *resolved != NULL ? SPK_OK : spk_fail(err, SPK_E_IO, "%s: %s", path, strerror(errno));
+}
+
+static spk_status check_space(const spk_outfile *file, uint64_t expected_bytes, spk_error *err) {
+    struct statvfs fs;
+    if (fstatvfs(file->fd, &fs) != 0)
+        return spk_fail(err, SPK_E_IO, "%s: cannot ask for free space: %s", file->path, strerror(errno));
+    uint64_t available;
+    if (__builtin_mul_overflow((uint64_t)fs.f_bavail, (uint64_t)fs.f_frsize, &available)) return SPK_OK;
+    if (available >= expected_bytes) return SPK_OK;
+    return spk_fail(err, SPK_E_SPACE, "%s: needs %" PRIu64 " bytes, but the file system has only %" PRIu64
+                    " bytes available", file->path, expected_bytes, available);
+}
+
+spk_status spk_outfile_create(const char *path, bool replace, uint64_t expected_bytes, spk_outfile **out,
+                              spk_error *err) {
+    spk_outfile *file = calloc(1, sizeof *file);
+    if (file == NULL) return out_of_memory(path, err);
+    file->fd = file->signal_slot = -1;
+    file->replace = replace;
+    spk_status status = check_target(path, replace, &file->path, err);
+    if (status != SPK_OK) goto fail;
+    if (asprintf(&file->temp_path, "%s.tmp-%ld", file->path, (long)getpid()) < 0) {
+        file->temp_path = NULL;
+        status = out_of_memory(path, err);
+        goto fail;
+    }
+    file->fd = open(file->temp_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (file->fd < 0) {
+        status = spk_fail(err, SPK_E_IO, "%s: cannot create: %s", file->temp_path, strerror(errno));
+        goto fail;
+    }
+    enter_signal_slot(file);
+    status = check_space(file, expected_bytes, err);
+    if (status != SPK_OK) {
+        (void)unlink(file->temp_path);
+        goto fail;
+    }
+    *out = file;
+    return SPK_OK;
+fail:
+    free_outfile(file);
+    return status;
+}
+
+spk_status spk_outfile_write(spk_outfile *file, uint64_t offset_bytes, const void *bytes, uint64_t size_bytes,
+                             spk_error *err) {
+    const uint8_t *next = bytes;
+    assert(offset_bytes <= INT64_MAX && size_bytes <= INT64_MAX - offset_bytes);
+    while (size_bytes > 0) {
+        ssize_t written = pwrite(file->fd, next, size_bytes, (off_t)offset_bytes);
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) {
+            int  code = written < 0 ? errno : ENOSPC;
+            bool is_full = code == ENOSPC || code == EDQUOT;
+            return spk_fail(err, is_full ? SPK_E_SPACE : SPK_E_IO, "%s: cannot write %" PRIu64 " bytes at %" PRIu64
+                            ": %s", file->temp_path, size_bytes, offset_bytes, strerror(code));
+        }
+        next += written;
+        offset_bytes += (uint64_t)written;
+        size_bytes -= (uint64_t)written;
+    }
+    return SPK_OK;
+}
+
+spk_status spk_outfile_read(spk_outfile *file, uint64_t offset_bytes, void *bytes, uint64_t size_bytes,
+                            spk_error *err) {
+    uint8_t *next = bytes;
+    assert(offset_bytes <= INT64_MAX && size_bytes <= INT64_MAX - offset_bytes);
+    while (size_bytes > 0) {
+        ssize_t got = pread(file->fd, next, size_bytes, (off_t)offset_bytes);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0)
+            return spk_fail(err, SPK_E_IO, "%s: cannot read back %" PRIu64 " bytes at %" PRIu64 ": %s", file->temp_path,
+                            size_bytes, offset_bytes, got < 0 ? strerror(errno) : "the file ends there");
+        next += got;
+        offset_bytes += (uint64_t)got;
+        size_bytes -= (uint64_t)got;
+    }
+    return SPK_OK;
+}
+
+static spk_status sync_directory(const char *path, spk_error *err) {
+    const char *slash = strrchr(path, '/');
+    char       *directory = slash == NULL ? strdup(".") : strndup(path, slash == path ? 1 : (size_t)(slash - path));
+    if (directory == NULL) return out_of_memory(path, err);
+    spk_status status = SPK_OK;
+    int        fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    /* EINVAL: a file system that has nothing to sync for directories. */
+    if (fd < 0 || (fsync(fd) != 0 && errno != EINVAL))
+        status = spk_fail(err, SPK_E_IO, "%s: is complete, but its directory cannot be synced: %s", path,
+                          strerror(errno));
+    if (fd >= 0) (void)close(fd);
+    free(directory);
+    return status;
+}
+
+/* Without `replace`, a file that appeared at the path since the start stays. */
+static int publish(const spk_outfile *file) {
+    if (file->replace) return rename(file->temp_path, file->path);
+    int failed = renameat2(AT_FDCWD, file->temp_path, AT_FDCWD, file->path, RENAME_NOREPLACE);
+    if (failed == 0 || (errno != EINVAL && errno != ENOSYS)) return failed;
+    struct stat target;                                  /* a file system without that flag */
+    if (lstat(file->path, &target) != 0) return rename(file->temp_path, file->path);
+    errno = EEXIST;
+    return -1;
+}
+
+spk_status spk_outfile_commit(spk_outfile *file, spk_error *err) {
+    spk_status status = SPK_OK;
+    if (fsync(file->fd) != 0) {
+        bool is_full = errno == ENOSPC || errno == EDQUOT;
+        status = spk_fail(err, is_full ? SPK_E_SPACE : SPK_E_IO, "%s: cannot sync: %s", file->temp_path,
+                          strerror(errno));
+    } else if (publish(file) != 0) {
+        status = spk_fail(err, errno == EEXIST ? SPK_E_EXISTS : SPK_E_IO, "%s: cannot rename %s to it: %s", file->path,
+                          file->temp_path, strerror(errno));
+    }
+    if (status != SPK_OK) {
+        spk_outfile_abort(file);
+        return status;
+    }
+    status = sync_directory(file->path, err);
+    free_outfile(file);
+    return status;
+}
+
+void spk_outfile_abort(spk_outfile *file) {
+    if (file == NULL) return;
+    (void)unlink(file->temp_path);
+    free_outfile(file);
+}
+
+bool spk_same_file(const char *a, const char *b) {
+    struct stat first, second;
+    return stat(a, &first) == 0 && stat(b, &second) == 0 && first.st_dev == second.st_dev &&
+           first.st_ino == second.st_ino;
+}

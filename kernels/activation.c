@@ -1,0 +1,26 @@
+/* kernels/activation.c - the memory of one prepared activation vector.
+ *
+ * Owns the order and alignment of its arrays.  What they mean is in kernels.h; filling them is each table's quantize.
+ */
+#include "kernels/kernels_internal.h"
+
+#include <assert.h>
+
+static const uint64_t ALIGN_BYTES = 64;
+
+static uint64_t f32_bytes(uint64_t col_count) {
+    return (col_count * sizeof(float) + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+}
+
+uint64_t spk_activation_bytes(uint64_t col_count) {
+    SPK_STATIC_ASSERT(sizeof(spk_activation_pair) % 64 == 0, "pairs stay aligned");
+    if (col_count % SPK_SUPERBLOCK != 0) return f32_bytes(col_count);
+    return f32_bytes(col_count) + spk_activation_pair_count(col_count) * sizeof(spk_activation_pair);
+}
+
+spk_activation spk_activation_carve(void *block, uint64_t col_count) {
+    assert((uintptr_t)block % ALIGN_BYTES == 0);
+    spk_activation x = { .col_count = col_count, .f32 = block };
+    if (col_count % SPK_SUPERBLOCK == 0) x.pairs = (void *)((uint8_t *)block + f32_bytes(col_count));
+    return x;
+}

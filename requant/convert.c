@@ -1,0 +1,321 @@
+/* requant/convert.c - GGUF to pack: the plan, one run's work, and the frame around the pipeline.  See convert.h.
+ *
+ * What a newcomer gets wrong: a run's piece counts rows over all matrices of a tensor when matrix_index is 0 and the
+ * tensor is plain, so places in messages are derived from the row's number in the whole tensor.
+ */
+#include "requant/convert.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "formats/dequant.h"
+#include "formats/outfile.h"
+#include "formats/version.h"
+#include "requant/convert_internal.h"
+
+/* ---- The plan ---- */
+
+static bool is_requantized(const spk_tensor *tensor) { return tensor->type != tensor->source_type; }
+
+static spk_status refuse_source_as_output(const spk_gguf *source, const char *out_path, spk_error *err) {
+    for (uint32_t part = 0; part < spk_gguf_part_count(source); part++)
+        if (spk_same_file(spk_gguf_part_path(source, part), out_path))
+            return spk_fail(err, SPK_E_EXISTS, "%s: is the source itself, expected another path for the output",
+                            out_path);
+    return SPK_OK;
+}
+
+__attribute__((format(printf, 3, 4)))
+static spk_status note_fallback(spk_convert_plan *plan, spk_error *err, const char *format, ...) {
+    uint64_t count = plan->importance_fallback_count;
+    char **larger = realloc(plan->importance_fallbacks, (count + 1) * sizeof *larger), *text;
+    if (larger == NULL) return spk_fail(err, SPK_E_MEMORY, "out of memory");
+    plan->importance_fallbacks = larger;
+    va_list args;
+    va_start(args, format);
+    int length = vasprintf(&text, format, args);
+    va_end(args);
+    if (length < 0) return spk_fail(err, SPK_E_MEMORY, "out of memory");
+    plan->importance_fallbacks[count] = text;
+    plan->importance_fallback_count = count + 1;
+    return SPK_OK;
+}
+
+/* Every requantized matrix is looked up now, so that a wrong imatrix fails before an hour of work. */
+static spk_status check_importance(const spk_imatrix *imatrix, spk_convert_plan *plan, spk_error *err) {
+    for (uint64_t i = 0; i < plan->tensor_count; i++) {
+        const spk_tensor *t = &plan->tensors[i];
+        uint64_t matrix_count = spk_tensor_matrix_count(t);
+        if (!is_requantized(t)) continue;
+        for (uint64_t m = 0; m < matrix_count; m++) {
+            spk_imatrix_answer answer;
+            const float *importance;
+            SPK_TRY(spk_imatrix_lookup(imatrix, t->name, t->dims[0], matrix_count, m, &answer, &importance, err));
+            if (answer == SPK_IMATRIX_ABSENT) {
+                SPK_TRY(note_fallback(plan, err, "%s: no entry", t->name));
+                break;
+            }
+            if (answer == SPK_IMATRIX_UNUSABLE && matrix_count == 1)
+                SPK_TRY(note_fallback(plan, err, "%s: no usable values", t->name));
+            else if (answer == SPK_IMATRIX_UNUSABLE)
+                SPK_TRY(note_fallback(plan, err, "%s expert %" PRIu64 ": no usable values", t->name, m));
+        }
+    }
+    return SPK_OK;
+}
+
+/* Configuration and unplaced tensors; the caller frees *tensors, in case of failure too. */
+static spk_status read_model(const spk_gguf *source, spk_model_config *config, spk_tensor **tensors,
+                             uint64_t *tensor_count, spk_error *err) {
+    *tensor_count = spk_gguf_tensor_count(source);
+    *tensors = calloc(*tensor_count + 1, sizeof **tensors);
+    if (*tensors == NULL) return spk_fail(err, SPK_E_MEMORY, "out of memory for %" PRIu64 " tensors", *tensor_count);
+    for (uint64_t i = 0; i < *tensor_count; i++) spk_tensor_from_gguf(spk_gguf_tensor_at(source, i), &(*tensors)[i]);
+    return spk_model_config_read(spk_gguf_kvs(source), *tensors, *tensor_count, spk_gguf_part_path(source, 0), config,
+                                 err);
+}
+
+spk_status spk_convert_config(const spk_gguf *source, spk_model_config *out, spk_error *err) {
+    spk_tensor *tensors = NULL;
+    uint64_t tensor_count;
+    spk_status status = read_model(source, out, &tensors, &tensor_count, err);
+    free(tensors);
+    return status;
+}
+
+static spk_status make_plan(const spk_convert_options *options, spk_convert_plan *plan, spk_error *err) {
+    const spk_gguf *source = options->source;
+    if (options->out_path != NULL) SPK_TRY(refuse_source_as_output(source, options->out_path, err));
+    SPK_TRY(read_model(source, &plan->config, &plan->tensors, &plan->tensor_count, err));
+    plan->choices = calloc(plan->tensor_count + 1, sizeof *plan->choices);
+    if (plan->choices == NULL)
+        return spk_fail(err, SPK_E_MEMORY, "out of memory for %" PRIu64 " tensors", plan->tensor_count);
+    SPK_TRY(spk_recipe_apply(options->recipe, &plan->config, plan->tensors, plan->tensor_count, plan->choices, err));
+    for (uint64_t i = 0; i < plan->tensor_count; i++) plan->tensors[i].type = plan->choices[i].type;
+    SPK_TRY(spk_model_place(&plan->config, plan->tensors, plan->tensor_count, plan->section_bytes, err));
+    return options->imatrix == NULL ? SPK_OK : check_importance(options->imatrix, plan, err);
+}
+
+spk_status spk_convert_plan_make(const spk_convert_options *options, spk_convert_plan *out, spk_error *err) {
+    spk_convert_plan plan = { .tensor_count = 0 };
+    spk_status status = make_plan(options, &plan, err);
+    if (status == SPK_OK)
+        *out = plan;
+    else
+        spk_convert_plan_free(&plan);
+    return status;
+}
+
+void spk_convert_plan_free(spk_convert_plan *plan) {
+    for (uint64_t i = 0; i < plan->importance_fallback_count; i++) free(plan->importance_fallbacks[i]);
+    free(plan->importance_fallbacks);
+    free(plan->tensors);
+    free(plan->choices);
+    *plan = (spk_convert_plan){ .tensor_count = 0 };
+}
+
+/* ---- One run ---- */
+
+/* Rows [row_begin, row_begin + row_count) of a tensor, counted over all its matrices. */
+typedef struct {
+    const spk_gguf_tensor *source;
+    const spk_tensor      *tensor;
+    uint64_t               source_row_bytes, row_bytes;
+    uint64_t               row_begin, row_count;
+} row_range;
+
+static uint64_t row_bytes_of(uint32_t type, uint64_t col_count) {
+    return spk_layout_unit_bytes(SPK_LAYOUT_ROWS, type, col_count);
+}
+
+static row_range rows_of_piece(const spk_convert_job *job, const spk_piece *piece) {
+    const spk_tensor *t = &job->plan->tensors[piece->tensor_index];
+    return (row_range){ .source = spk_gguf_tensor_at(job->options->source, piece->tensor_index), .tensor = t,
+                        .source_row_bytes = row_bytes_of(t->source_type, t->dims[0]),
+                        .row_bytes = row_bytes_of(t->type, t->dims[0]),
+                        .row_begin = piece->matrix_index * t->dims[1] + piece->row_begin,
+                        .row_count = piece->row_end - piece->row_begin };
+}
+
+static spk_status read_rows(const spk_convert_job *job, const row_range *range, uint8_t *out, spk_error *err) {
+    return spk_gguf_read(job->options->source, range->source->part_index,
+                         range->source->file_offset_bytes + range->row_begin * range->source_row_bytes,
+                         range->row_count * range->source_row_bytes, out, err);
+}
+
+static spk_status refuse_nonfinite(const spk_convert_job *job, const row_range *range, const uint8_t *source,
+                                   spk_error *err) {
+    const spk_tensor *t = range->tensor;
+    const spk_type_info *type = spk_type_find(t->source_type);
+    uint64_t blocks_per_row = t->dims[0] / type->block_weights;
+    uint64_t bad = spk_find_nonfinite(t->source_type, source, range->row_count * blocks_per_row);
+    if (bad == UINT64_MAX) return SPK_OK;
+    uint64_t row = range->row_begin + bad / blocks_per_row;
+    char expert[40] = "";
+    if (spk_tensor_matrix_count(t) > 1)
+        (void)snprintf(expert, sizeof expert, "expert %" PRIu64 ", ", row / t->dims[1]);
+    return spk_fail(err, SPK_E_NONFINITE,
+                    "%s: tensor '%s', %srow %" PRIu64 ", block %" PRIu64 ": NaN or infinite %s, cannot be requantized",
+                    spk_gguf_part_path(job->options->source, range->source->part_index), t->name, expert,
+                    row % t->dims[1], bad % blocks_per_row, type->is_quantized ? "scale" : "weight");
+}
+
+/* A few rows of one matrix: source -> floats -> blocks -> floats, and the difference. */
+static spk_status requantize_stretch(const spk_convert_job *job, const row_range *range, const float *importance,
+                                     spk_convert_scratch *scratch, uint8_t *out, spk_quant_error *sums,
+                                     spk_error *err) {
+    const spk_tensor *t = range->tensor;
+    uint64_t weight_count = range->row_count * t->dims[0];
+    SPK_TRY(read_rows(job, range, scratch->source, err));
+    SPK_TRY(refuse_nonfinite(job, range, scratch->source, err));
+    spk_dequantize(t->source_type, scratch->source, weight_count, scratch->weights);
+    spk_quant_job quant = { .type = t->type, .row_count = range->row_count, .col_count = t->dims[0],
+                            .weights = scratch->weights, .importance = importance, .blocks = out };
+    SPK_TRY(spk_quantize(&quant, err));
+    spk_dequantize(t->type, out, weight_count, scratch->decoded);
+    spk_quant_error_add(sums, scratch->weights, scratch->decoded, weight_count);
+    return SPK_OK;
+}
+
+static spk_status requantize_rows(const spk_convert_job *job, const row_range *range, spk_convert_scratch *scratch,
+                                  spk_quant_error *sums, spk_error *err) {
+    const spk_tensor *t = range->tensor;
+    uint64_t stretch_rows = SPK_CONVERT_STRETCH_WEIGHTS / t->dims[0], done = 0;
+    if (stretch_rows == 0) stretch_rows = 1;
+    while (done < range->row_count) {
+        row_range stretch = *range;
+        stretch.row_begin = range->row_begin + done;
+        uint64_t matrix = stretch.row_begin / t->dims[1], matrix_end = (matrix + 1) * t->dims[1] - range->row_begin;
+        uint64_t end = done + stretch_rows < range->row_count ? done + stretch_rows : range->row_count;
+        stretch.row_count = (end < matrix_end ? end : matrix_end) - done;
+        const float *importance = NULL;
+        spk_imatrix_answer answer;
+        if (job->options->imatrix != NULL)
+            SPK_TRY(spk_imatrix_lookup(job->options->imatrix, t->name, t->dims[0], spk_tensor_matrix_count(t), matrix,
+                                       &answer, &importance, err));
+        SPK_TRY(requantize_stretch(job, &stretch, importance, scratch, scratch->rows + done * range->row_bytes, sums,
+                                   err));
+        done += stretch.row_count;
+    }
+    return SPK_OK;
+}
+
+spk_status spk_convert_fill(const spk_convert_job *job, const spk_run *run, spk_convert_scratch *scratch,
+                            uint8_t *buffer, spk_quant_error errors[SPK_RUN_PIECE_MAX], uint64_t *source_bytes,
+                            spk_error *err) {
+    memset(buffer, 0, run->size_bytes);
+    memset(errors, 0, SPK_RUN_PIECE_MAX * sizeof *errors);
+    *source_bytes = 0;
+    for (uint32_t p = 0; p < run->piece_count; p++) {
+        row_range range = rows_of_piece(job, &run->pieces[p]);
+        if (is_requantized(range.tensor))
+            SPK_TRY(requantize_rows(job, &range, scratch, &errors[p], err));
+        else
+            SPK_TRY(read_rows(job, &range, scratch->rows, err));
+        spk_run_put(run, p, job->plan->tensors, scratch->rows, buffer);
+        *source_bytes += range.row_count * range.source_row_bytes;
+    }
+    return SPK_OK;
+}
+
+/* ---- The frame ---- */
+
+static spk_status make_job(const spk_convert_options *options, const spk_convert_plan *plan, spk_convert_job *out,
+                           spk_error *err) {
+    spk_convert_job job = { .options = options, .plan = plan, .stretch_weights_max = SPK_CONVERT_STRETCH_WEIGHTS };
+    SPK_TRY(spk_model_runs(plan->tensors, plan->tensor_count, plan->section_bytes, &job.runs, &job.run_count, err));
+    for (uint64_t i = 0; i < job.run_count; i++) {
+        const spk_run *run = &job.runs[i];
+        if (run->size_bytes > job.run_bytes_max) job.run_bytes_max = run->size_bytes;
+        for (uint32_t p = 0; p < run->piece_count; p++) {
+            row_range range = rows_of_piece(&job, &run->pieces[p]);
+            uint64_t bytes = range.row_count * range.row_bytes, cols = range.tensor->dims[0];
+            if (bytes > job.piece_bytes_max) job.piece_bytes_max = bytes;
+            if (is_requantized(range.tensor) && cols > job.stretch_weights_max) job.stretch_weights_max = cols;
+        }
+    }
+    *out = job;
+    return SPK_OK;
+}
+
+/* The source's entries for the pack.  Of a split model that is now one file the split.* keys are left out. */
+static spk_status make_kv_bytes(const spk_gguf *source, uint8_t **out, uint64_t *out_size, uint64_t *out_count,
+                                spk_error *err) {
+    const spk_kv_set *kvs = spk_gguf_kvs(source);
+    bool is_split = spk_gguf_part_count(source) > 1;
+    uint64_t size = 0, count = 0;
+    for (uint64_t i = 0; i < kvs->count; i++) size += kvs->items[i].entry_bytes;
+    uint8_t *bytes = malloc(size + 1);
+    if (bytes == NULL) return spk_fail(err, SPK_E_MEMORY, "out of memory for %" PRIu64 " bytes of metadata", size);
+    size = 0;
+    for (uint64_t i = 0; i < kvs->count; i++) {
+        const spk_kv *kv = &kvs->items[i];
+        if (is_split && kv->key.size_bytes >= 6 && memcmp(kv->key.bytes, "split.", 6) == 0) continue;
+        memcpy(bytes + size, kv->entry, kv->entry_bytes);
+        size += kv->entry_bytes;
+        count++;
+    }
+    *out = bytes;
+    *out_size = size;
+    *out_count = count;
+    return SPK_OK;
+}
+
+static spk_status begin_pack(const spk_convert_options *options, const spk_convert_plan *plan, spk_pack_writer **out,
+                             spk_error *err) {
+    spk_pack_writer_options pack = { .path = options->out_path, .replace = options->replace, .config = &plan->config,
+                                     .tensor_count = plan->tensor_count };
+    memcpy(pack.section_bytes, plan->section_bytes, sizeof pack.section_bytes);
+    uint8_t *kv_bytes = NULL;
+    SPK_TRY(make_kv_bytes(options->source, &kv_bytes, &pack.kv_bytes_size, &pack.kv_count, err));
+    pack.kv_bytes = kv_bytes;
+    spk_status status = spk_pack_writer_begin(&pack, out, err);
+    free(kv_bytes);
+    return status;
+}
+
+static spk_provenance make_provenance(const spk_convert_options *options, const spk_digest *source_digest) {
+    const spk_gguf *source = options->source;
+    const char *path = spk_gguf_part_path(source, 0), *slash = strrchr(path, '/');
+    spk_provenance provenance = { .source_name = slash == NULL ? path : slash + 1, .source_digest = *source_digest,
+                                  .source_version = spk_gguf_version(source),
+                                  .source_alignment_bytes = spk_gguf_alignment_bytes(source),
+                                  .recipe_name = spk_recipe_name(options->recipe),
+                                  .recipe_text = spk_recipe_text(options->recipe),
+                                  .imatrix_name = options->imatrix == NULL ? "" : options->imatrix_name,
+                                  .tool_version = "spk-pack " SPK_VERSION_TEXT };
+    for (uint32_t part = 0; part < spk_gguf_part_count(source); part++)
+        provenance.source_bytes += spk_gguf_part_bytes(source, part);
+    return provenance;
+}
+
+spk_status spk_convert_run(const spk_convert_options *options, spk_convert_plan *plan, spk_error *err) {
+    assert(options->out_path != NULL);
+    spk_convert_job job = { .runs = NULL };
+    spk_pack_writer *writer = NULL;
+    spk_digest source_digest;
+    spk_quant_error *errors = calloc(plan->tensor_count + 1, sizeof *errors);
+    spk_status status = errors == NULL ? spk_fail(err, SPK_E_MEMORY, "out of memory") : SPK_OK;
+    if (status == SPK_OK) status = make_job(options, plan, &job, err);
+    if (status == SPK_OK) status = begin_pack(options, plan, &writer, err);
+    if (status == SPK_OK) status = spk_convert_pipeline(&job, writer, errors, &source_digest, err);
+    if (status == SPK_OK) {
+        for (uint64_t i = 0; i < plan->tensor_count; i++) {
+            spk_tensor *t = &plan->tensors[i];
+            if (!is_requantized(t)) continue;
+            t->relative_rmse = spk_quant_error_relative_rmse(&errors[i]);
+            t->max_abs_error = errors[i].max_abs_error;
+            t->cosine = spk_quant_error_cosine(&errors[i]);
+        }
+        spk_provenance provenance = make_provenance(options, &source_digest);
+        status = spk_pack_writer_commit(writer, plan->tensors, &provenance, err);
+        writer = NULL;
+    }
+    spk_pack_writer_abort(writer);
+    free(job.runs);
+    free(errors);
+    return status;
+}

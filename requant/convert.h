@@ -1,0 +1,61 @@
+/* requant/convert.h - GGUF to pack, streamed run by run; and pack to GGUF.
+ *
+ * Memory is bounded by runs in flight (a few MiB each), not by tensors or by the model.  The output depends on the
+ * source, the recipe, the imatrix and the tool's version, and on nothing else.  A weight whose type the recipe leaves
+ * alone is never decoded: its bytes are moved.
+ */
+#ifndef SPK_CONVERT_H
+#define SPK_CONVERT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include "formats/gguf.h"
+#include "formats/spk.h"
+#include "requant/imatrix.h"
+#include "requant/recipe.h"
+
+/* Called from one thread. */
+typedef void spk_convert_progress_fn(void *context, uint64_t done_bytes, uint64_t total_bytes);
+
+typedef struct {
+    const spk_gguf    *source;           /* borrowed */
+    const char        *out_path;         /* may be NULL for a plan alone */
+    bool               replace;
+    const spk_recipe  *recipe;           /* borrowed */
+    const spk_imatrix *imatrix;          /* borrowed, or NULL */
+    const char        *imatrix_name;     /* for provenance; "" if none */
+    uint32_t           thread_count;     /* 0: one for each CPU of this process; never changes the output */
+    spk_convert_progress_fn *progress;   /* may be NULL */
+    void              *progress_context;
+} spk_convert_options;
+
+/* The plan: everything that is decided before the first weight is read. */
+typedef struct {
+    spk_model_config   config;
+    uint64_t           tensor_count;
+    spk_tensor        *tensors;          /* placed; errors filled in by spk_convert_run */
+    spk_recipe_choice *choices;
+    uint64_t           section_bytes[SPK_PLACE_COUNT];
+    uint64_t           importance_fallback_count; /* tensors or experts that were to use the imatrix and could not */
+    char             **importance_fallbacks;      /* "blk.3.ffn_down_exps.weight expert 17: no usable values" */
+} spk_convert_plan;
+
+/* The configuration of a source alone, from which a recipe is chosen. */
+SPK_MUST_CHECK spk_status spk_convert_config(const spk_gguf *source, spk_model_config *out, spk_error *err);
+
+/* SPK_E_EXISTS if out_path is a part of the source.  Reads no weights and writes nothing. */
+SPK_MUST_CHECK spk_status spk_convert_plan_make(const spk_convert_options *options, spk_convert_plan *out,
+                                                spk_error *err);
+void spk_convert_plan_free(spk_convert_plan *plan);      /* safe on a zeroed plan */
+
+/* Do it.  On failure nothing is left at out_path (or what was there stays).  A source block with a NaN or infinite
+ * scale that would be requantized is SPK_E_NONFINITE with tensor, expert, row and block. */
+SPK_MUST_CHECK spk_status spk_convert_run(const spk_convert_options *options, spk_convert_plan *plan, spk_error *err);
+
+/* Pack to GGUF: the source's metadata as it was (also where weights were requantized), tensors in the source's order,
+ * GGML rows.  Without a requant and from a single file that is the source, byte for byte.  The pack's data checksums
+ * are verified first.  SPK_E_EXISTS if out_path is the pack itself. */
+SPK_MUST_CHECK spk_status spk_unpack(const spk_pack *pack, const char *out_path, bool replace,
+                                     spk_convert_progress_fn *progress, void *progress_context, spk_error *err);
+
+#endif

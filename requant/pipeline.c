@@ -1,0 +1,232 @@
+/* requant/pipeline.c - runs on worker threads, written in order; the source's digest on a thread of its own.
+ *
+ * Workers take run numbers in order and fill a ring of buffers; the caller's thread appends them to the pack in order.
+ * So the file, the error sums and the error that is reported do not depend on the number of threads.
+ *
+ * The digest needs every byte of the source in file order, which is not the order of runs.  Its thread reads a little
+ * ahead of what the workers have consumed, so that it also warms the page cache for them, and no further, so that it
+ * does not push out what they still need.
+ */
+#include "requant/convert_internal.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+enum { THREAD_COUNT_MAX = 256 };
+#define RING_BYTES_MAX (UINT64_C(128) << 20)       /* of buffers in flight, where two runs fit into it */
+#define DIGEST_CHUNK_BYTES (UINT64_C(1) << 20)
+#define DIGEST_AHEAD_BYTES (UINT64_C(256) << 20)
+
+typedef struct {
+    uint8_t        *buffer;
+    spk_quant_error errors[SPK_RUN_PIECE_MAX];
+    spk_status      status;
+    spk_error       error;
+    bool            is_filled;
+} ring_slot;
+
+typedef struct {
+    const spk_convert_job *job;
+    pthread_mutex_t        lock;       /* guards everything below */
+    pthread_cond_t         changed;
+    ring_slot             *slots;      /* run r uses slot r % slot_count */
+    uint64_t               slot_count;
+    uint64_t               taken_count, written_count;   /* runs */
+    uint64_t               consumed_bytes;               /* of the source; UINT64_MAX once all runs are written */
+    bool                   is_stopping;
+    spk_digest             digest;
+    spk_status             digest_status;
+    spk_error              digest_error;
+} pipeline;
+
+typedef struct {
+    pipeline           *pipe;
+    pthread_t           thread;
+    spk_convert_scratch scratch;
+} worker;
+
+static void *work(void *context) {
+    worker *self = context;
+    pipeline *pipe = self->pipe;
+    const spk_convert_job *job = pipe->job;
+    pthread_mutex_lock(&pipe->lock);
+    for (;;) {
+        while (!pipe->is_stopping && pipe->taken_count < job->run_count &&
+               pipe->taken_count - pipe->written_count >= pipe->slot_count)
+            pthread_cond_wait(&pipe->changed, &pipe->lock);
+        if (pipe->is_stopping || pipe->taken_count == job->run_count) break;
+        const spk_run *run = &job->runs[pipe->taken_count];
+        ring_slot *slot = &pipe->slots[pipe->taken_count++ % pipe->slot_count];
+        pthread_mutex_unlock(&pipe->lock);
+        uint64_t source_bytes = 0;
+        slot->status = spk_convert_fill(job, run, &self->scratch, slot->buffer, slot->errors, &source_bytes,
+                                        &slot->error);
+        pthread_mutex_lock(&pipe->lock);
+        slot->is_filled = true;
+        pipe->consumed_bytes += source_bytes;
+        pthread_cond_broadcast(&pipe->changed);
+    }
+    pthread_mutex_unlock(&pipe->lock);
+    return NULL;
+}
+
+/* False when the conversion has failed and the digest is no longer wanted. */
+static bool wait_for_workers(pipeline *pipe, uint64_t hashed_bytes) {
+    pthread_mutex_lock(&pipe->lock);
+    while (!pipe->is_stopping && hashed_bytes > DIGEST_AHEAD_BYTES &&
+           hashed_bytes - DIGEST_AHEAD_BYTES > pipe->consumed_bytes)
+        pthread_cond_wait(&pipe->changed, &pipe->lock);
+    bool is_stopping = pipe->is_stopping;
+    pthread_mutex_unlock(&pipe->lock);
+    return !is_stopping;
+}
+
+static spk_status digest_parts(pipeline *pipe, XXH3_state_t *state, uint8_t *chunk, spk_error *err) {
+    const spk_gguf *source = pipe->job->options->source;
+    uint64_t hashed_bytes = 0;
+    for (uint32_t part = 0; part < spk_gguf_part_count(source); part++) {
+        uint64_t size = spk_gguf_part_bytes(source, part);
+        for (uint64_t at = 0; at < size;) {
+            uint64_t count = size - at < DIGEST_CHUNK_BYTES ? size - at : DIGEST_CHUNK_BYTES;
+            if (!wait_for_workers(pipe, hashed_bytes)) return SPK_OK;
+            SPK_TRY(spk_gguf_read(source, part, at, count, chunk, err));
+            (void)XXH3_128bits_update(state, chunk, count);
+            at += count;
+            hashed_bytes += count;
+        }
+    }
+    return SPK_OK;
+}
+
+static void *digest_source(void *context) {
+    pipeline *pipe = context;
+    XXH3_state_t *state = XXH3_createState();
+    uint8_t *chunk = malloc(DIGEST_CHUNK_BYTES);
+    if (state == NULL || chunk == NULL) {
+        pipe->digest_status = spk_fail(&pipe->digest_error, SPK_E_MEMORY, "out of memory");
+    } else {
+        (void)XXH3_128bits_reset(state);
+        pipe->digest_status = digest_parts(pipe, state, chunk, &pipe->digest_error);
+        XXH128_canonical_t canonical;
+        XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state));
+        memcpy(pipe->digest.bytes, canonical.digest, sizeof pipe->digest.bytes);
+    }
+    free(chunk);
+    (void)XXH3_freeState(state);
+    return NULL;
+}
+
+static void free_scratch(spk_convert_scratch *scratch) {
+    free(scratch->rows);
+    free(scratch->source);
+    free(scratch->weights);
+    free(scratch->decoded);
+}
+
+static bool alloc_scratch(const spk_convert_job *job, spk_convert_scratch *scratch) {
+    scratch->rows = malloc(job->piece_bytes_max + 1);
+    scratch->source = malloc(job->stretch_weights_max * sizeof(float)); /* no type is wider than F32 */
+    scratch->weights = malloc(job->stretch_weights_max * sizeof(float));
+    scratch->decoded = malloc(job->stretch_weights_max * sizeof(float));
+    return scratch->rows && scratch->source && scratch->weights && scratch->decoded;
+}
+
+/* Takes filled runs in order until all are written or one has failed. */
+static spk_status write_runs(pipeline *pipe, spk_pack_writer *writer, spk_quant_error *errors, spk_error *err) {
+    const spk_convert_job *job = pipe->job;
+    uint64_t done_bytes = 0, total_bytes = 0;
+    for (uint64_t r = 0; r < job->run_count; r++) total_bytes += job->runs[r].size_bytes;
+    for (uint64_t r = 0; r < job->run_count; r++) {
+        ring_slot *slot = &pipe->slots[r % pipe->slot_count];
+        pthread_mutex_lock(&pipe->lock);
+        while (!slot->is_filled) pthread_cond_wait(&pipe->changed, &pipe->lock);
+        pthread_mutex_unlock(&pipe->lock);
+        if (slot->status != SPK_OK) {
+            if (err != NULL) *err = slot->error;
+            return slot->status;
+        }
+        const spk_run *run = &job->runs[r];
+        SPK_TRY(spk_pack_writer_append(writer, slot->buffer, run->size_bytes, err));
+        for (uint32_t p = 0; p < run->piece_count; p++)
+            spk_quant_error_merge(&errors[run->pieces[p].tensor_index], &slot->errors[p]);
+        pthread_mutex_lock(&pipe->lock);
+        slot->is_filled = false;
+        pipe->written_count++;
+        pthread_cond_broadcast(&pipe->changed);
+        pthread_mutex_unlock(&pipe->lock);
+        done_bytes += run->size_bytes;
+        if (job->options->progress != NULL)
+            job->options->progress(job->options->progress_context, done_bytes, total_bytes);
+    }
+    return SPK_OK;
+}
+
+/* Starts the threads, writes, and joins them whatever happened. */
+static spk_status run_threads(pipeline *pipe, worker *workers, uint32_t worker_count, spk_pack_writer *writer,
+                              spk_quant_error *errors, spk_error *err) {
+    pthread_t digest_thread;
+    bool has_digest = pthread_create(&digest_thread, NULL, digest_source, pipe) == 0;
+    uint32_t started = 0;
+    while (has_digest && started < worker_count &&
+           pthread_create(&workers[started].thread, NULL, work, &workers[started]) == 0)
+        started++;
+    spk_status status = started < worker_count
+        ? spk_fail(err, SPK_E_MEMORY, "cannot start %u threads", worker_count + 1)
+        : write_runs(pipe, writer, errors, err);
+    pthread_mutex_lock(&pipe->lock);
+    if (status == SPK_OK)
+        pipe->consumed_bytes = UINT64_MAX;
+    else
+        pipe->is_stopping = true;
+    pthread_cond_broadcast(&pipe->changed);
+    pthread_mutex_unlock(&pipe->lock);
+    for (uint32_t w = 0; w < started; w++) pthread_join(workers[w].thread, NULL);
+    if (has_digest) pthread_join(digest_thread, NULL);
+    if (status == SPK_OK && pipe->digest_status != SPK_OK) {
+        if (err != NULL) *err = pipe->digest_error;
+        status = pipe->digest_status;
+    }
+    return status;
+}
+
+static uint32_t cpu_count(void) {
+    cpu_set_t set;
+    int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return count < 1 ? 1 : (uint32_t)count;
+}
+
+spk_status spk_convert_pipeline(const spk_convert_job *job, spk_pack_writer *writer, spk_quant_error *errors,
+                                spk_digest *source_digest, spk_error *err) {
+    uint32_t worker_count = job->options->thread_count != 0 ? job->options->thread_count : cpu_count();
+    if (worker_count > THREAD_COUNT_MAX) worker_count = THREAD_COUNT_MAX;
+    uint64_t slot_count = 2 * (uint64_t)worker_count + 2, fitting = RING_BYTES_MAX / (job->run_bytes_max + 1);
+    if (slot_count > fitting) slot_count = fitting < 2 ? 2 : fitting;
+    if (worker_count > slot_count) worker_count = (uint32_t)slot_count;
+
+    pipeline pipe = { .job = job, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER,
+                      .slots = calloc(slot_count, sizeof(ring_slot)), .slot_count = slot_count };
+    worker *workers = calloc(worker_count, sizeof *workers);
+    bool has_memory = pipe.slots != NULL && workers != NULL;
+    for (uint64_t s = 0; s < slot_count && has_memory; s++)
+        has_memory = (pipe.slots[s].buffer = malloc(job->run_bytes_max + 1)) != NULL;
+    for (uint32_t w = 0; w < worker_count && has_memory; w++) {
+        workers[w].pipe = &pipe;
+        has_memory = alloc_scratch(job, &workers[w].scratch);
+    }
+    spk_status status = has_memory
+        ? run_threads(&pipe, workers, worker_count, writer, errors, err)
+        : spk_fail(err, SPK_E_MEMORY, "out of memory for %" PRIu64 " buffers of %" PRIu64 " bytes", slot_count,
+                   job->run_bytes_max);
+    if (status == SPK_OK) *source_digest = pipe.digest;
+    for (uint64_t s = 0; s < slot_count && pipe.slots != NULL; s++) free(pipe.slots[s].buffer);
+    for (uint32_t w = 0; w < worker_count && workers != NULL; w++) free_scratch(&workers[w].scratch);
+    free(pipe.slots);
+    free(workers);
+    pthread_cond_destroy(&pipe.changed);
+    pthread_mutex_destroy(&pipe.lock);
+    return status;
+}

@@ -1,0 +1,294 @@
+/* requant/quant.c - rows to tiles, tiles to blocks, and the sums that describe a requant.
+ *
+ * The choice of codes and factors is elsewhere: quant_exact.c recognises weights that need no search, the *_lanes.c
+ * files search.  What is decided here is what a search may assume: finite weights within the type's range, and
+ * importance scaled to a mean of 1.
+ */
+#include "requant/quant.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "requant/quant_internal.h"
+
+/* Columns without importance still decide ties: a sub-block that the imatrix never saw is then coded like any other. */
+#define IMPORTANCE_FLOOR 0x1p-20f
+
+/* Less than half of the smallest F16: no block holds a smaller weight than 2^-24, and 0 is nearer. */
+#define TINY 0x1p-26f
+
+static bool always_usable(void) { return true; }
+
+#if defined(__x86_64__)
+static bool has_avx2(void) { return __builtin_cpu_supports("avx2") != 0; }
+#endif
+
+const spk_quant_build spk_quant_builds[] = {
+    { "plain", always_usable, spk_quant_affine_plain, spk_quant_q6_plain, spk_quant_q8_plain },
+#if defined(__x86_64__)
+    { "avx2", has_avx2, spk_quant_affine_avx2, spk_quant_q6_avx2, spk_quant_q8_avx2 },
+#endif
+};
+const size_t spk_quant_build_count = sizeof spk_quant_builds / sizeof *spk_quant_builds;
+
+/* ---- Fits to blocks.  Eight codes of a row are read as one little-endian word, lane 0 in the lowest byte. ---- */
+
+static uint64_t eight_codes(const void *codes) {
+    uint64_t word;
+    memcpy(&word, codes, sizeof word);
+    return word;
+}
+
+static void pack_scales(const spk_quant_affine_fit *fit, uint8_t packed[12]) {
+    for (int j = 0; j < 4; j++) {
+        packed[j] = (uint8_t)(fit->scale[j] | (fit->scale[j + 4] >> 4) << 6);
+        packed[j + 4] = (uint8_t)(fit->min[j] | (fit->min[j + 4] >> 4) << 6);
+        packed[j + 8] = (uint8_t)((fit->scale[j + 4] & 15) | (fit->min[j + 4] & 15) << 4);
+    }
+}
+
+/* The low nibbles of lanes 2c and 2c + 1 share a byte of chunk c. */
+static void pack_nibbles(uint64_t codes, uint8_t *chunks, size_t l) {
+    uint64_t low = codes & UINT64_C(0x0F0F0F0F0F0F0F0F), pairs = low | low >> 4;
+    for (size_t c = 0; c < 4; c++) chunks[32 * c + l] = (uint8_t)(pairs >> (16 * c));
+}
+
+static void make_q4_k(const spk_quant_build *build, const spk_quant_tile *tile, void *out) {
+    spk_quant_affine_fit fit;
+    if (!spk_quant_affine_exact(tile, 15, &fit)) build->affine(tile, 15, &fit);
+    spk_block_q4_k block = { .d = fit.d, .dmin = fit.dmin };
+    pack_scales(&fit, block.scales);
+    for (size_t l = 0; l < 32; l++) pack_nibbles(eight_codes(fit.code[l]), block.qs, l);
+    memcpy(out, &block, sizeof block);
+}
+
+static void make_q5_k(const spk_quant_build *build, const spk_quant_tile *tile, void *out) {
+    spk_quant_affine_fit fit;
+    if (!spk_quant_affine_exact(tile, 31, &fit)) build->affine(tile, 31, &fit);
+    spk_block_q5_k block = { .d = fit.d, .dmin = fit.dmin };
+    pack_scales(&fit, block.scales);
+    for (size_t l = 0; l < 32; l++) {
+        uint64_t codes = eight_codes(fit.code[l]), high = codes >> 4 & UINT64_C(0x0101010101010101);
+        pack_nibbles(codes, block.qs, l);
+        /* Gathers bit 8 j of the word into bit j of the top byte. */
+        block.qh[l] = (uint8_t)(high * UINT64_C(0x0102040810204080) >> 56);
+    }
+    memcpy(out, &block, sizeof block);
+}
+
+static void make_q6_k(const spk_quant_build *build, const spk_quant_tile *tile, void *out) {
+    spk_quant_q6_fit fit;
+    if (!spk_quant_q6_exact(tile, &fit)) build->q6(tile, &fit);
+    spk_block_q6_k block = { .d = fit.d };
+    memcpy(block.scales, fit.scale, sizeof block.scales);
+    for (size_t t = 0; t < 2; t++)
+        for (size_t l = 0; l < 32; l++) {
+            /* Weights 128 t + 32 k + l, k = 0..3: lanes 2k + l / 16 of one row of the tile. */
+            const int8_t *row = fit.code[16 * t + l % 16] + l / 16;
+            unsigned code[4];
+            for (size_t k = 0; k < 4; k++) code[k] = (unsigned)(row[2 * k] - SPK_QUANT_Q6_CODE_MIN);
+            block.ql[64 * t + l] = (uint8_t)((code[0] & 15) | (code[2] & 15) << 4);
+            block.ql[64 * t + 32 + l] = (uint8_t)((code[1] & 15) | (code[3] & 15) << 4);
+            block.qh[32 * t + l] = (uint8_t)(code[0] >> 4 | code[1] >> 4 << 2 | code[2] >> 4 << 4 | code[3] >> 4 << 6);
+        }
+    memcpy(out, &block, sizeof block);
+}
+
+static void make_q8_0(const spk_quant_build *build, const spk_quant_tile *tile, void *out) {
+    spk_quant_q8_fit fit;
+    if (!spk_quant_q8_exact(tile, &fit)) build->q8(tile, &fit);
+    spk_block_q8_0 blocks[SPK_QUANT_LANES];
+    for (size_t j = 0; j < SPK_QUANT_LANES; j++) {
+        blocks[j].d = fit.d[j];
+        for (size_t i = 0; i < 32; i++) blocks[j].qs[i] = fit.code[i][j];
+    }
+    memcpy(out, blocks, sizeof blocks);
+}
+
+/* ---- Targets ---- */
+
+typedef struct {
+    uint32_t type;
+    uint32_t tile_bytes;         /* of the blocks of 256 weights */
+    uint32_t sub_block_weights;  /* of a lane, in one group of the tile */
+    float    low, high;          /* what a block can decode to at most */
+    void   (*make)(const spk_quant_build *build, const spk_quant_tile *tile, void *out);
+} target_info;
+
+#define AFFINE_LOW (-SPK_QUANT_F16_MAX * SPK_QUANT_SCALE_MAX)
+#define AFFINE_HIGH(code_max) (SPK_QUANT_F16_MAX * SPK_QUANT_SCALE_MAX * (code_max))
+#define Q6_HIGH (SPK_QUANT_F16_MAX * SPK_QUANT_Q6_SCALE_MAX * -SPK_QUANT_Q6_CODE_MIN)
+#define Q8_HIGH (SPK_QUANT_F16_MAX * SPK_QUANT_Q8_CODE_MAX)
+
+static const target_info targets[] = {
+    { SPK_TYPE_Q4_K, sizeof(spk_block_q4_k), 32, AFFINE_LOW, AFFINE_HIGH(15), make_q4_k },
+    { SPK_TYPE_Q5_K, sizeof(spk_block_q5_k), 32, AFFINE_LOW, AFFINE_HIGH(31), make_q5_k },
+    { SPK_TYPE_Q6_K, sizeof(spk_block_q6_k), 16, -Q6_HIGH, Q6_HIGH, make_q6_k },
+    { SPK_TYPE_Q8_0, 8 * sizeof(spk_block_q8_0), 32, -Q8_HIGH, Q8_HIGH, make_q8_0 },
+};
+
+static const target_info *target_find(uint32_t type) {
+    for (size_t i = 0; i < sizeof targets / sizeof *targets; i++)
+        if (targets[i].type == type) return &targets[i];
+    return NULL;
+}
+
+bool spk_quant_can_make(uint32_t type) { return target_find(type) != NULL; }
+
+/* ---- Rows to tiles ---- */
+
+/* Sub-block s goes to lane s % 8, from row s / 8 * (its weights). */
+static void turn(const float values[SPK_SUPERBLOCK], uint32_t sub_block_weights,
+                 float lanes[SPK_QUANT_DEPTH][SPK_QUANT_LANES]) {
+    for (uint32_t row = 0; row < SPK_QUANT_DEPTH; row++) {
+        const float *first = values + row / sub_block_weights * SPK_QUANT_LANES * sub_block_weights + row % sub_block_weights;
+        for (uint32_t lane = 0; lane < SPK_QUANT_LANES; lane++) lanes[row][lane] = first[lane * sub_block_weights];
+    }
+}
+
+/* False if all weights are 0. */
+static bool fill_weights(const float *weights, uint32_t count, const target_info *target, spk_quant_tile *tile) {
+    float clipped[SPK_SUPERBLOCK] = { 0 }, low = target->low, high = target->high;
+    uint32_t bits[SPK_SUPERBLOCK], any = 0;
+    for (uint32_t c = 0; c < count; c++) {
+        float x = weights[c] < low ? low : weights[c];
+        x = x > high ? high : x;
+        clipped[c] = fabsf(x) < TINY ? 0.0f : x;
+    }
+    memcpy(bits, clipped, sizeof bits);
+    for (uint32_t c = 0; c < SPK_SUPERBLOCK; c++) any |= bits[c] << 1;    /* without the sign */
+    turn(clipped, target->sub_block_weights, tile->x);
+    return any != 0;
+}
+
+static void fill_importance(const float *importance, double scale, uint32_t count, const target_info *target,
+                            spk_quant_tile *tile) {
+    float scaled[SPK_SUPERBLOCK];
+    for (uint32_t c = 0; c < SPK_SUPERBLOCK; c++) {
+        float w = importance != NULL && c < count ? (float)(importance[c] * scale) : 1.0f;
+        scaled[c] = w > IMPORTANCE_FLOOR ? w : IMPORTANCE_FLOOR;
+    }
+    turn(scaled, target->sub_block_weights, tile->w);
+    tile->weighted = importance != NULL;
+}
+
+static spk_status check_finite(const spk_quant_job *job, spk_error *err) {
+    for (uint64_t row = 0; row < job->row_count; row++) {
+        const float *weights = job->weights + row * job->col_count;
+        uint32_t found = 0;
+        for (uint64_t c = 0; c < job->col_count; c++) {
+            uint32_t bits;
+            memcpy(&bits, &weights[c], sizeof bits);
+            found |= (bits & 0x7f800000u) == 0x7f800000u;
+        }
+        if (!found) continue;
+        for (uint64_t c = 0; c < job->col_count; c++)
+            if (!isfinite(weights[c]))
+                return spk_fail(err, SPK_E_NONFINITE, "row %" PRIu64 ", column %" PRIu64 ": weight is %s", row, c,
+                                isnan(weights[c]) ? "NaN" : "infinite");
+    }
+    return SPK_OK;
+}
+
+/* What the importance is multiplied with to get a mean of 1. */
+static double importance_scale(const spk_quant_job *job) {
+    if (job->importance == NULL) return 1.0;
+    double sum = 0;
+    for (uint64_t c = 0; c < job->col_count; c++) sum += (double)job->importance[c];
+    assert(sum > 0);
+    return (double)job->col_count / sum;
+}
+
+/* The blocks of an all-zero tile: no scales, and codes that are 0 in the type's way of writing them. */
+static void make_zeros(const target_info *target, uint8_t *out, size_t size_bytes) {
+    memset(out, 0, size_bytes);
+    if (target->type == SPK_TYPE_Q6_K) memset(out + offsetof(spk_block_q6_k, qh), 0xAA, sizeof((spk_block_q6_k){ 0 }.qh));
+}
+
+spk_status spk_quantize_with(const spk_quant_build *build, const spk_quant_job *job, spk_error *err) {
+    const target_info *target = target_find(job->type);
+    assert(target != NULL && job->row_count >= 1);
+    const spk_type_info *info = spk_type_find(job->type);
+    if (job->col_count == 0 || job->col_count % info->block_weights != 0)
+        return spk_fail(err, SPK_E_SHAPE, "%" PRIu64 " columns do not make blocks of %u, as %s needs", job->col_count,
+                        (unsigned)info->block_weights, info->name);
+    SPK_TRY(check_finite(job, err));
+
+    uint64_t row_bytes = job->col_count / info->block_weights * info->block_bytes;
+    double scale = importance_scale(job);
+    spk_quant_tile tile;
+    uint8_t blocks[8 * sizeof(spk_block_q8_0)];
+    /* Columns outside, rows inside: a tile's importance is turned once for all rows. */
+    for (uint64_t col = 0; col < job->col_count; col += SPK_SUPERBLOCK) {
+        uint64_t left = job->col_count - col;
+        uint32_t count = left < SPK_SUPERBLOCK ? (uint32_t)left : SPK_SUPERBLOCK;
+        size_t count_bytes = count / info->block_weights * info->block_bytes;
+        fill_importance(job->importance != NULL ? job->importance + col : NULL, scale, count, target, &tile);
+        for (uint64_t row = 0; row < job->row_count; row++) {
+            uint8_t *out = (uint8_t *)job->blocks + row * row_bytes + col / info->block_weights * info->block_bytes;
+            if (fill_weights(job->weights + row * job->col_count + col, count, target, &tile)) {
+                target->make(build, &tile, blocks);
+                memcpy(out, blocks, count_bytes);
+            } else {
+                make_zeros(target, out, count_bytes);
+            }
+        }
+    }
+    return SPK_OK;
+}
+
+spk_status spk_quantize(const spk_quant_job *job, spk_error *err) {
+    const spk_quant_build *build = &spk_quant_builds[0];
+    for (size_t i = 1; i < spk_quant_build_count; i++)
+        if (spk_quant_builds[i].usable()) build = &spk_quant_builds[i];
+    return spk_quantize_with(build, job, err);
+}
+
+/* ---- Sums ---- */
+
+void spk_quant_error_add(spk_quant_error *sums, const float *x, const float *y, uint64_t count) {
+    enum { WAYS = 4 };           /* independent sums, so that one addition need not wait for the last */
+    double error[WAYS] = { 0 }, source[WAYS] = { 0 }, result[WAYS] = { 0 }, product[WAYS] = { 0 }, most[WAYS] = { 0 };
+    for (uint64_t i = 0; i + WAYS <= count; i += WAYS)
+        for (uint64_t k = 0; k < WAYS; k++) {
+            double a = (double)x[i + k], b = (double)y[i + k], off = fabs(a - b);
+            error[k] += off * off;
+            source[k] += a * a;
+            result[k] += b * b;
+            product[k] += a * b;
+            most[k] = off > most[k] ? off : most[k];
+        }
+    for (uint64_t i = count - count % WAYS; i < count; i++) {
+        double a = (double)x[i], b = (double)y[i], off = fabs(a - b);
+        error[0] += off * off;
+        source[0] += a * a;
+        result[0] += b * b;
+        product[0] += a * b;
+        most[0] = off > most[0] ? off : most[0];
+    }
+    for (size_t k = 0; k < WAYS; k++) {
+        spk_quant_error part = { error[k], source[k], result[k], product[k], most[k] };
+        spk_quant_error_merge(sums, &part);
+    }
+}
+
+void spk_quant_error_merge(spk_quant_error *sums, const spk_quant_error *more) {
+    sums->error_square_sum += more->error_square_sum;
+    sums->source_square_sum += more->source_square_sum;
+    sums->result_square_sum += more->result_square_sum;
+    sums->product_sum += more->product_sum;
+    if (more->max_abs_error > sums->max_abs_error) sums->max_abs_error = more->max_abs_error;
+}
+
+double spk_quant_error_relative_rmse(const spk_quant_error *sums) {
+    if (sums->error_square_sum == 0) return 0;
+    return sqrt(sums->error_square_sum / sums->source_square_sum);
+}
+
+double spk_quant_error_cosine(const spk_quant_error *sums) {
+    double norms = sqrt(sums->source_square_sum) * sqrt(sums->result_square_sum);
+    if (sums->source_square_sum == 0 && sums->result_square_sum == 0) return 1;
+    return norms > 0 ? sums->product_sum / norms : 0;
+}

@@ -1,0 +1,49 @@
+/* requant/quant.h - weight quantizers: rows of floats to GGML blocks of Q4_K, Q5_K, Q6_K and Q8_0.
+ *
+ * Pure functions: no I/O, no globals, no allocation, no threads.  Super-blocks are independent, so rows may be
+ * split over threads in any way.  Same bytes on every CPU: no contraction, and the AVX2 build of the search is
+ * the same source compiled twice (lanes are independent, each in scalar order).
+ *
+ * What is minimised: sum over a super-block of w[c] * (x[c] - decoded[c])^2, with w = importance[c] where given, else 1 for
+ * every weight - the plain squared error, which is what the reports print.
+ */
+#ifndef SPK_QUANT_H
+#define SPK_QUANT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include "formats/blocks.h"
+#include "formats/status.h"
+
+/* Types that spk_quantize can make. */
+bool spk_quant_can_make(uint32_t type);
+
+typedef struct {
+    uint32_t     type;         /* target: Q4_K, Q5_K, Q6_K or Q8_0 */
+    uint64_t     row_count;    /* >= 1 */
+    uint64_t     col_count;    /* a multiple of the target's block */
+    const float *weights;      /* [row_count][col_count], borrowed */
+    const float *importance;   /* [col_count], finite, >= 0, not all zero (the caller sanitises); or NULL */
+    void        *blocks;       /* row_count * row bytes, no alignment needed; every byte is written */
+} spk_quant_job;
+
+/* SPK_E_NONFINITE names row and column (relative to the job) of a NaN or infinity; SPK_E_SHAPE if col_count does not fit.
+ * A weight whose magnitude does not fit the type's F16 scale is clipped to the largest that does.
+ * An all-zero super-block gives all-zero bytes in d and codes that decode to exactly 0. */
+SPK_MUST_CHECK spk_status spk_quantize(const spk_quant_job *job, spk_error *err);
+
+/* Sums that describe a requant; plain doubles, so that parts add up in a fixed order. */
+typedef struct {
+    double error_square_sum;   /* sum (x - y)^2 */
+    double source_square_sum;  /* sum x^2 */
+    double result_square_sum;  /* sum y^2 */
+    double product_sum;        /* sum x y */
+    double max_abs_error;
+} spk_quant_error;
+/* Add one stretch of source x and result y to *sums. */
+void   spk_quant_error_add(spk_quant_error *sums, const float *x, const float *y, uint64_t count);
+void   spk_quant_error_merge(spk_quant_error *sums, const spk_quant_error *more);
+double spk_quant_error_relative_rmse(const spk_quant_error *sums);  /* sqrt(error/source); 0 if both are 0 */
+double spk_quant_error_cosine(const spk_quant_error *sums);         /* 1 if both are 0 */
+
+#endif

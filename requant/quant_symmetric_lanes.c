@@ -1,0 +1,303 @@
+/* requant/quant_symmetric_lanes.c - the searches for Q6_K (weight = d * scale * code) and Q8_0 (weight = d * code).
+ *
+ * As in quant_affine_lanes.c the best of many codings is looked for.  A newcomer may wonder at factors well below
+ * "largest weight over largest code": giving up one or two of 127 levels costs less than a lucky coding saves.
+ *
+ * In Q6_K the codes reach -32 but only 31, so lanes are turned until their largest weight is negative (turn = 1 or -1);
+ * the scale of a turned lane is stored negative.
+ */
+#include "requant/quant_vectors_internal.h"
+
+enum {
+    GROUP_COUNT = 2, GROUP_DEPTH = SPK_QUANT_DEPTH / GROUP_COUNT,   /* see spk_quant_tile */
+    Q6_SPAN_COUNT = 27, Q6_BATCH = 3, Q6_TOP_COUNT = 4, Q6_REACH = 3,
+    Q8_SPAN_COUNT = 21, Q8_BATCH = 3, POLISH_TOP_MIN = 64
+};
+
+/* Of the sum of squares: a relative error of 0.2 %. */
+#define SMALL_ERROR 0x1p-18f
+
+typedef struct {
+    v8                    z[SPK_QUANT_DEPTH];   /* x, turned */
+    const spk_quant_tile *tile;
+    v8                    turn[GROUP_COUNT], peak[GROUP_COUNT], zz_sum[GROUP_COUNT];
+} q6_problem;
+
+/* The best multiple of one coding: x ~ slope * code, with error + curvature * (slope' - slope)^2 for another slope'. */
+typedef struct { v8 slope, error, curvature; } q6_candidate;
+
+typedef struct {
+    float d;
+    v8    scale[GROUP_COUNT], error[GROUP_COUNT];
+} q6_solution;
+
+LANES_INLINE v8 load_weight(const spk_quant_tile *tile, int i, bool weighted) {
+    return weighted ? v8_load(tile->w[i]) : v8_all(1.0f);
+}
+
+/* Where the largest weight falls, in codes. */
+LANES_INLINE float q6_span(int index) {
+    return 32.8f - 0.45f * (float)index;
+}
+
+LANES_INLINE void q6_prepare(q6_problem *p, const spk_quant_tile *tile, bool weighted) {
+    p->tile = tile;
+    for (int g = 0; g < GROUP_COUNT; g++) {
+        v8 low = v8_all(0.0f), high = v8_all(0.0f), zz_sum = v8_all(0.0f);
+        for (int i = g * GROUP_DEPTH; i < (g + 1) * GROUP_DEPTH; i++) {
+            v8 x = v8_load(tile->x[i]);
+            low = v8_min(x, low);
+            high = v8_max(x, high);
+        }
+        p->turn[g] = v8_choose(v8_less(-low, high), v8_all(-1.0f), v8_all(1.0f));
+        p->peak[g] = v8_max(high, -low);
+        for (int i = g * GROUP_DEPTH; i < (g + 1) * GROUP_DEPTH; i++) {
+            v8 z = v8_load(tile->x[i]) * p->turn[g];
+            p->z[i] = z;
+            zz_sum += load_weight(tile, i, weighted) * z * z;
+        }
+        p->zz_sum[g] = zz_sum;
+    }
+}
+
+#define q6_code(place) v8_clamp(v8_round(place), SPK_QUANT_Q6_CODE_MIN, SPK_QUANT_Q6_CODE_MAX)
+
+LANES_INLINE void q6_make_candidates(const q6_problem *p, int g, bool weighted, q6_candidate out[Q6_SPAN_COUNT]) {
+    v8 inverse_peak = v8_inverse_or_zero(p->peak[g]);
+    for (int s = 0; s < Q6_SPAN_COUNT; s += Q6_BATCH) {
+        v8 inverse_step[Q6_BATCH], code_code[Q6_BATCH], code_z[Q6_BATCH];
+        for (int k = 0; k < Q6_BATCH; k++) {
+            inverse_step[k] = inverse_peak * q6_span(s + k);
+            code_code[k] = code_z[k] = v8_all(0.0f);
+        }
+        for (int i = g * GROUP_DEPTH; i < (g + 1) * GROUP_DEPTH; i++) {
+            v8 z = p->z[i], w = load_weight(p->tile, i, weighted);
+            for (int k = 0; k < Q6_BATCH; k++) {
+                v8 code = q6_code(z * inverse_step[k]), weighted_code = weighted ? w * code : code;
+                code_code[k] += weighted_code * code;
+                code_z[k] += weighted_code * z;
+            }
+        }
+        for (int k = 0; k < Q6_BATCH; k++) {
+            v8 slope = code_z[k] * v8_inverse_or_zero(code_code[k]);
+            out[s + k] = (q6_candidate){ slope, p->zz_sum[g] - slope * code_z[k], code_code[k] };
+        }
+    }
+}
+
+/* Each lane takes the candidate that is best when its slope is rounded to a multiple of d. */
+LANES_INLINE float q6_try_d(q6_candidate candidates[GROUP_COUNT][Q6_SPAN_COUNT], float d, q6_solution *out) {
+    float inverse_d = d > 0 ? 1.0f / d : 0.0f;
+    out->d = d;
+    for (int g = 0; g < GROUP_COUNT; g++) {
+        v8 best_error = v8_all(3e38f), best_scale = v8_all(0.0f);
+        for (int k = 0; k < Q6_SPAN_COUNT; k++) {
+            const q6_candidate *c = &candidates[g][k];
+            v8 scale = v8_clamp(v8_round(c->slope * inverse_d), 0, SPK_QUANT_Q6_SCALE_MAX);
+            v8 slope_off = scale * d - c->slope, error = c->error + c->curvature * slope_off * slope_off;
+            v8i better = v8_less(error, best_error);
+            best_error = v8_choose(better, error, best_error);
+            best_scale = v8_choose(better, scale, best_scale);
+        }
+        out->error[g] = best_error;
+        out->scale[g] = best_scale;
+    }
+    return v8_sum(&out->error[0]) + v8_sum(&out->error[1]);
+}
+
+LANES_INLINE void q6_choose_d(q6_candidate candidates[GROUP_COUNT][Q6_SPAN_COUNT], q6_solution *out) {
+    v8 top = v8_all(0.0f);
+    for (int g = 0; g < GROUP_COUNT; g++) {
+        v8 error = v8_all(3e38f), slope = v8_all(0.0f);
+        for (int k = 0; k < Q6_SPAN_COUNT; k++) {
+            v8i better = v8_less(candidates[g][k].error, error);
+            error = v8_choose(better, candidates[g][k].error, error);
+            slope = v8_choose(better, candidates[g][k].slope, slope);
+        }
+        top = v8_max(slope, top);
+    }
+    float top_slope = v8_largest(&top), least = q6_try_d(candidates, half_scale(top_slope / SPK_QUANT_Q6_SCALE_MAX), out);
+    for (int t = 1; t < Q6_TOP_COUNT; t++) {
+        q6_solution tried;
+        float sum = q6_try_d(candidates, half_scale(top_slope / (float)(SPK_QUANT_Q6_SCALE_MAX - 2 * t)), &tried);
+        if (sum < least) least = sum, *out = tried;
+    }
+}
+
+/* Places of codes for a scale; a scale of 0 has a step of 1 and the single code 0. */
+LANES_INLINE v8 step_of(const v8 *scale, float d, v8 *inverse_step) {
+    v8 step = *scale * d;
+    *inverse_step = v8_inverse_or_zero(step);
+    return v8_choose(v8_less(v8_all(0.0f), step), step, v8_all(1.0f));
+}
+
+LANES_INLINE v8 q6_measure(const q6_problem *p, int g, const v8 *scale, float d, bool weighted) {
+    v8 inverse_step, step = step_of(scale, d, &inverse_step), sum = v8_all(0.0f);
+    v8i filled = v8_less(v8_all(0.0f), inverse_step);
+    for (int i = g * GROUP_DEPTH; i < (g + 1) * GROUP_DEPTH; i++) {
+        v8 place = p->z[i] * inverse_step, off = place - q6_code(place);
+        sum += load_weight(p->tile, i, weighted) * off * off;
+    }
+    return v8_choose(filled, sum * step * step, p->zz_sum[g]);
+}
+
+LANES_INLINE float q6_error(const q6_solution *s) {
+    return v8_sum(&s->error[0]) + v8_sum(&s->error[1]);
+}
+
+/* Best d for the codes as they are. */
+LANES_INLINE void q6_solve_d(const q6_problem *p, q6_solution *s, bool weighted) {
+    double code_code = 0, code_z = 0;
+    for (int g = 0; g < GROUP_COUNT; g++) {
+        v8 inverse_step, code_code_lanes = v8_all(0.0f), code_z_lanes = v8_all(0.0f);
+        (void)step_of(&s->scale[g], s->d, &inverse_step);
+        for (int i = g * GROUP_DEPTH; i < (g + 1) * GROUP_DEPTH; i++) {
+            v8 code = q6_code(p->z[i] * inverse_step), weighted_code = load_weight(p->tile, i, weighted) * code;
+            code_code_lanes += weighted_code * code;
+            code_z_lanes += weighted_code * p->z[i];
+        }
+        for (int j = 0; j < SPK_QUANT_LANES; j++) {
+            double scale = (double)s->scale[g][j];
+            code_code += scale * scale * (double)code_code_lanes[j];
+            code_z += scale * (double)code_z_lanes[j];
+        }
+    }
+    if (!(code_code > 0)) return;
+    q6_solution tried = *s;
+    tried.d = half_scale((float)(code_z / code_code));
+    if (!(tried.d > 0) || tried.d == s->d) return;
+    for (int g = 0; g < GROUP_COUNT; g++) tried.error[g] = q6_measure(p, g, &s->scale[g], tried.d, weighted);
+    if (q6_error(&tried) < q6_error(s)) *s = tried;
+}
+
+LANES_INLINE void q6_try_neighbours(const q6_problem *p, q6_solution *s, bool weighted) {
+    for (int g = 0; g < GROUP_COUNT; g++) {
+        v8 middle = s->scale[g];
+        for (int a = -Q6_REACH; a <= Q6_REACH; a++) {
+            v8 scale = v8_clamp(middle + (float)a, 0, SPK_QUANT_Q6_SCALE_MAX);
+            v8 error = q6_measure(p, g, &scale, s->d, weighted);
+            v8i better = v8_less(error, s->error[g]);
+            s->error[g] = v8_choose(better, error, s->error[g]);
+            s->scale[g] = v8_choose(better, scale, s->scale[g]);
+        }
+    }
+}
+
+/* As polish in quant_affine_lanes.c: where little is lost, many d are measured. */
+LANES_INLINE void q6_polish(const q6_problem *p, q6_solution *s, bool weighted) {
+    if (q6_error(s) > SMALL_ERROR * (v8_sum(&p->zz_sum[0]) + v8_sum(&p->zz_sum[1]))) return;
+    v8 slope[GROUP_COUNT] = { s->scale[0] * s->d, s->scale[1] * s->d }, larger = v8_max(slope[0], slope[1]);
+    float top_slope = v8_largest(&larger);
+    for (int top = SPK_QUANT_Q6_SCALE_MAX; top >= POLISH_TOP_MIN && top_slope > 0; top--) {
+        q6_solution tried = { .d = half_scale(top_slope / (float)top) };
+        float inverse_d = 1.0f / tried.d;
+        for (int g = 0; g < GROUP_COUNT; g++) {
+            tried.scale[g] = v8_clamp(v8_round(slope[g] * inverse_d), 0, SPK_QUANT_Q6_SCALE_MAX);
+            tried.error[g] = q6_measure(p, g, &tried.scale[g], tried.d, weighted);
+        }
+        if (q6_error(&tried) < q6_error(s)) *s = tried;
+    }
+}
+
+LANES_INLINE void q6_search(const spk_quant_tile *tile, bool weighted, spk_quant_q6_fit *out) {
+    q6_problem p;
+    q6_candidate candidates[GROUP_COUNT][Q6_SPAN_COUNT];
+    q6_solution s;
+    q6_prepare(&p, tile, weighted);
+    for (int g = 0; g < GROUP_COUNT; g++) q6_make_candidates(&p, g, weighted, candidates[g]);
+    q6_choose_d(candidates, &s);
+    for (int g = 0; g < GROUP_COUNT; g++) s.error[g] = q6_measure(&p, g, &s.scale[g], s.d, weighted);
+    q6_solve_d(&p, &s, weighted);
+    q6_try_neighbours(&p, &s, weighted);
+    q6_solve_d(&p, &s, weighted);
+    q6_polish(&p, &s, weighted);
+
+    out->d = spk_f32_to_f16(s.d);
+    for (int g = 0; g < GROUP_COUNT; g++) {
+        v8 inverse_step, scale = s.scale[g] * p.turn[g];
+        (void)step_of(&s.scale[g], s.d, &inverse_step);
+        v8_store_bytes(&scale, out->scale + g * SPK_QUANT_LANES);
+        for (int i = g * GROUP_DEPTH; i < (g + 1) * GROUP_DEPTH; i++) {
+            v8 code = q6_code(p.z[i] * inverse_step);
+            v8_store_bytes(&code, out->code[i]);
+        }
+    }
+}
+
+void SPK_LANES_NAME(spk_quant_q6)(const spk_quant_tile *tile, spk_quant_q6_fit *out) {
+    if (tile->weighted) {
+        q6_search(tile, true, out);
+    } else {
+        q6_search(tile, false, out);
+    }
+}
+
+/* ---- Q8_0: eight blocks, each with a d of its own ---- */
+
+LANES_INLINE v8 half_scales(const v8 *v) {
+    v8 rounded = *v;
+    for (int j = 0; j < SPK_QUANT_LANES; j++) rounded[j] = half_scale(rounded[j]);
+    return rounded;
+}
+
+#define q8_code(place) v8_clamp(v8_round(place), -SPK_QUANT_Q8_CODE_MAX, SPK_QUANT_Q8_CODE_MAX)
+
+LANES_INLINE void q8_measure(const spk_quant_tile *tile, const v8 *d, int count, bool weighted, v8 *errors) {
+    v8 inverse_d[Q8_BATCH];
+    for (int k = 0; k < count; k++) {
+        inverse_d[k] = v8_inverse_or_zero(d[k]);
+        errors[k] = v8_all(0.0f);
+    }
+    for (int i = 0; i < SPK_QUANT_DEPTH; i++) {
+        v8 x = v8_load(tile->x[i]), w = load_weight(tile, i, weighted);
+        for (int k = 0; k < count; k++) {
+            v8 place = x * inverse_d[k], off = place - q8_code(place);
+            errors[k] += weighted ? w * off * off : off * off;
+        }
+    }
+    for (int k = 0; k < count; k++) errors[k] *= d[k] * d[k];
+}
+
+LANES_INLINE void q8_search(const spk_quant_tile *tile, bool weighted, spk_quant_q8_fit *out) {
+    v8 peak = v8_all(0.0f), best_d = v8_all(0.0f), least = v8_all(3e38f);
+    for (int i = 0; i < SPK_QUANT_DEPTH; i++) {
+        v8 x = v8_load(tile->x[i]);
+        peak = v8_max(v8_max(x, -x), peak);
+    }
+    for (int s = 0; s < Q8_SPAN_COUNT; s += Q8_BATCH) {
+        v8 d[Q8_BATCH], errors[Q8_BATCH];
+        for (int k = 0; k < Q8_BATCH; k++) {
+            v8 wanted = peak / (127.0f - 0.5f * (float)(s + k));
+            d[k] = half_scales(&wanted);
+        }
+        q8_measure(tile, d, Q8_BATCH, weighted, errors);
+        for (int k = 0; k < Q8_BATCH; k++) {
+            v8i better = v8_less(errors[k], least);
+            least = v8_choose(better, errors[k], least);
+            best_d = v8_choose(better, d[k], best_d);
+        }
+    }
+    v8 inverse_d = v8_inverse_or_zero(best_d), code_code = v8_all(0.0f), code_x = v8_all(0.0f), error;
+    for (int i = 0; i < SPK_QUANT_DEPTH; i++) {
+        v8 x = v8_load(tile->x[i]), code = q8_code(x * inverse_d), wc = load_weight(tile, i, weighted) * code;
+        code_code += wc * code;
+        code_x += wc * x;
+    }
+    v8 solved = code_x * v8_inverse_or_zero(code_code), solved_d = half_scales(&solved);
+    q8_measure(tile, &solved_d, 1, weighted, &error);
+    best_d = v8_choose(v8_less(error, least), solved_d, best_d);
+    inverse_d = v8_inverse_or_zero(best_d);
+    for (int j = 0; j < SPK_QUANT_LANES; j++) out->d[j] = spk_f32_to_f16(best_d[j]);
+    for (int i = 0; i < SPK_QUANT_DEPTH; i++) {
+        v8 code = q8_code(v8_load(tile->x[i]) * inverse_d);
+        v8_store_bytes(&code, out->code[i]);
+    }
+}
+
+void SPK_LANES_NAME(spk_quant_q8)(const spk_quant_tile *tile, spk_quant_q8_fit *out) {
+    if (tile->weighted) {
+        q8_search(tile, true, out);
+    } else {
+        q8_search(tile, false, out);
+    }
+}

@@ -1,0 +1,89 @@
+/* requant/quant_vectors_internal.h - eight floats at a time, for the *_lanes.c files only.
+ *
+ * Each lane is one sub-block and never meets another, so a result does not depend on the width of the machine's
+ * registers: the plain and the AVX2 build give the same bits.  Only comparing and choosing need help, since the compiler
+ * does not find the instructions by itself.
+ */
+#ifndef SPK_QUANT_VECTORS_INTERNAL_H
+#define SPK_QUANT_VECTORS_INTERNAL_H
+
+#include <stdint.h>
+#include <string.h>
+#include "requant/quant_internal.h"
+#ifdef SPK_LANES_AVX2
+#include <immintrin.h>
+#define SPK_LANES_NAME(name) name##_avx2
+#else
+#define SPK_LANES_NAME(name) name##_plain
+#endif
+
+/* GCC has an opinion on the calling convention of such vectors where AVX is off, although every function here is inlined:
+ * the pragma silences it for results, and for arguments there are macros (of pure expressions) and pointers. */
+#pragma GCC diagnostic ignored "-Wpsabi"
+#define LANES_INLINE static inline __attribute__((always_inline))
+
+typedef float   v8  __attribute__((vector_size(32)));
+typedef int32_t v8i __attribute__((vector_size(32)));
+
+LANES_INLINE v8 v8_load(const float lanes[SPK_QUANT_LANES]) {
+    v8 v;
+    memcpy(&v, lanes, sizeof v);
+    return v;
+}
+
+LANES_INLINE v8 v8_all(float f) {
+    return (v8){ f, f, f, f, f, f, f, f };
+}
+
+/* v8_less: all ones where a < b, else 0.  v8_choose: yes where a lane of the v8i condition is all ones, no where it is 0.
+ * v8_min, v8_max: a < b ? a : b and a > b ? a : b.  Of finite values.
+ * Where registers are narrower than v8 GCC splits arithmetic into halves, but comparisons into single lanes; so the sign
+ * of the difference is taken there (+ 0.0f turns -0 into 0: equal values are not less). */
+#ifdef SPK_LANES_AVX2
+#define v8_less(a, b)                 ((v8i)((a) < (b)))
+#define v8_choose(condition, yes, no) ((v8)_mm256_blendv_ps((__m256)(no), (__m256)(yes), (__m256)(condition)))
+#define v8_min(a, b)                  ((v8)_mm256_min_ps((__m256)(a), (__m256)(b)))
+#define v8_max(a, b)                  ((v8)_mm256_max_ps((__m256)(a), (__m256)(b)))
+#else
+#define v8_less(a, b)                 ((v8i)(((a) - (b)) + 0.0f) >> 31)
+#define v8_choose(condition, yes, no) ((v8)(((v8i)(yes) & (condition)) | ((v8i)(no) & ~(condition))))
+#define v8_min(a, b)                  v8_choose(v8_less(a, b), a, b)
+#define v8_max(a, b)                  v8_choose(v8_less(b, a), a, b)
+#endif
+#define v8_clamp(v, low, high)        v8_min(v8_max(v, v8_all(low)), v8_all(high))
+
+/* To the nearest integer, ties to even, for |v| < 2^22: the sum has no bits left for a fraction. */
+#define v8_round(v)                   (((v) + 12582912.0f) - 12582912.0f)
+
+/* 1 / v, and 0 where v is not positive. */
+#define v8_inverse_or_zero(v) \
+    v8_choose(v8_less(v8_all(0.0f), v), 1.0f / v8_choose(v8_less(v8_all(0.0f), v), v, v8_all(1.0f)), v8_all(0.0f))
+
+/* In the order of the lanes. */
+LANES_INLINE float v8_sum(const v8 *v) {
+    float sum = 0;
+    for (int j = 0; j < SPK_QUANT_LANES; j++) sum += (*v)[j];
+    return sum;
+}
+
+LANES_INLINE float v8_largest(const v8 *v) {
+    float largest = (*v)[0];
+    for (int j = 1; j < SPK_QUANT_LANES; j++) largest = (*v)[j] > largest ? (*v)[j] : largest;
+    return largest;
+}
+
+/* Whole numbers from -128 to 255 to bytes. */
+LANES_INLINE void v8_store_bytes(const v8 *v, void *bytes) {
+    typedef int8_t byte8 __attribute__((vector_size(8)));
+    byte8 narrow = __builtin_convertvector(__builtin_convertvector(*v, v8i), byte8);
+    memcpy(bytes, &narrow, sizeof narrow);
+}
+
+/* The F16 nearest to f >= 0, as a float; at most the largest finite one, and not 0 unless f is. */
+LANES_INLINE float half_scale(float f) {
+    if (f >= SPK_QUANT_F16_MAX) return SPK_QUANT_F16_MAX;
+    float rounded = spk_f16_to_f32(spk_f32_to_f16(f));
+    return rounded == 0.0f && f > 0.0f ? 0x1p-24f : rounded;
+}
+
+#endif

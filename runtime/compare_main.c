@@ -1,0 +1,328 @@
+/* runtime/compare_main.c - spk-compare: what a pack's smaller weights cost, measured on a text.
+ *
+ * Runs every model over the same windows in lock step and scores every position; the statistics are compare.h's.
+ * Weights are always the bytes of the files given: nothing here changes a model.  Holds one batch of logits a model.
+ */
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "formats/cli.h"
+#include "formats/version.h"
+#include "runtime/compare.h"
+#include "runtime/runtime.h"
+#include "runtime/tool.h"
+
+static const char TOOL[] = "spk-compare";
+enum { MODELS_MAX = SPK_COMPARE_MODEL_COUNT_MAX, BATCH = 32 };
+
+static const char HELP[] =
+    "usage: spk-compare (--text FILE | --tokens FILE) [options] BASE CANDIDATE [CANDIDATE]...\n"
+    "\n"
+    "Compare the predictions of models (.spk or .gguf) with those of BASE, at every position of a text and over the\n"
+    "full vocabulary: KL divergence, same top-1, probability of the true token, perplexity.\n"
+    "\n"
+    "  --text FILE      text, tokenized with BASE's tokenizer\n"
+    "  --tokens FILE    token ids in decimal, separated by spaces, commas or lines\n"
+    "  --ctx N          tokens of a window; each begins from an empty state          [512]\n"
+    "  --max-tokens N   use the first N tokens of the text                           [all]\n"
+    "  --max-kl X       exit 1 if a candidate's mean KL + 1.645 standard errors is above X\n"
+    "  --min-top1 X     exit 1 if its same-top-1 share - 1.645 standard errors is below X (0 to 1)\n"
+    "  --json FILE      also write the figures as JSON\n"
+    "  --backend NAME   auto, cpu or ref                                             [auto]\n"
+    "  --threads N      never changes a result                                       [all CPUs]\n"
+    "  -h, --help       this text\n"
+    "  -V, --version    version\n"
+    "\n"
+    "exit status: 0 done; 1 failed, or a gate failed; 2 wrong usage\n"
+    "example:     spk-compare --text tests/text/held-out.txt --max-kl 0.01 model.gguf model.spk\n";
+
+typedef struct {
+    const char *text_path, *tokens_path, *json_path;
+    uint64_t    ctx, max_tokens, thread_count;
+    spk_backend backend;
+    bool        has_max_kl, has_min_top1;
+    double      max_kl, min_top1;
+    const char *paths[MODELS_MAX];       /* base, candidates */
+    uint32_t    model_count;
+} arguments;
+
+typedef struct {
+    const arguments *arguments;
+    spk_model     *models[MODELS_MAX];
+    spk_session   *sessions[MODELS_MAX];
+    float         *logits[MODELS_MAX];   /* [BATCH][vocab] */
+    uint32_t       vocab_size;
+    uint32_t      *tokens;
+    uint64_t       token_count;
+    spk_pool      *pool;
+    spk_compare   *compare;
+    spk_compare_summary summaries[MODELS_MAX - 1];
+} comparison;
+
+/* ---- Models and text ---- */
+
+static spk_status open_models(comparison *c, spk_error *err) {
+    const arguments *a = c->arguments;
+    for (uint32_t m = 0; m < a->model_count; m++) {
+        spk_cli_progress progress = { .what = a->paths[m] };
+        spk_model_options options = { .backend = a->backend, .thread_count = (uint32_t)a->thread_count,
+                                      .progress = spk_cli_progress_show, .progress_context = &progress };
+        spk_status status = spk_model_open(a->paths[m], &options, &c->models[m], err);
+        spk_cli_progress_end(&progress);
+        if (status != SPK_OK) return status;
+        uint32_t vocab_size = spk_model_vocab_size(c->models[m]);
+        if (m == 0) c->vocab_size = vocab_size;
+        if (vocab_size != c->vocab_size)
+            return spk_fail(err, SPK_E_MISMATCH, "%s: vocabulary of %" PRIu32 " tokens, but %s has %" PRIu32,
+                            a->paths[m], vocab_size, a->paths[0], c->vocab_size);
+        if (a->ctx > spk_model_context_length(c->models[m]))
+            return spk_fail(err, SPK_E_USAGE, "--ctx %" PRIu64 ": %s was trained on %" PRIu32 " tokens", a->ctx,
+                            a->paths[m], spk_model_context_length(c->models[m]));
+    }
+    return SPK_OK;
+}
+
+static spk_status make_sessions(comparison *c, spk_error *err) {
+    for (uint32_t m = 0; m < c->arguments->model_count; m++) {
+        spk_session_options options = { .context_tokens = (uint32_t)c->arguments->ctx, .batch_tokens = BATCH };
+        SPK_TRY(spk_session_create(c->models[m], &options, &c->sessions[m], err));
+        c->logits[m] = malloc(sizeof(float) * BATCH * c->vocab_size);
+        if (c->logits[m] == NULL)
+            return spk_fail(err, SPK_E_MEMORY, "logits of %s: out of memory", c->arguments->paths[m]);
+    }
+    spk_compare_options options = { .vocab_size = c->vocab_size, .model_count = c->arguments->model_count,
+                                    .names = c->arguments->paths, .window_positions = (uint32_t)c->arguments->ctx };
+    SPK_TRY(spk_pool_create((uint32_t)c->arguments->thread_count, &c->pool, err));
+    return spk_compare_create(&options, &c->compare, err);
+}
+
+static spk_status read_tokens(comparison *c, spk_error *err) {
+    const arguments *a = c->arguments;
+    const char *path = a->text_path ? a->text_path : a->tokens_path;
+    char *text = NULL;
+    size_t size = 0, count = 0;
+    spk_tokenizer *tokenizer = NULL;
+    SPK_TRY(spk_cli_read_file(path, SPK_TOOL_TEXT_BYTES_MAX, &text, &size, err));
+    spk_status status = SPK_OK;
+    if (a->text_path) {
+        status = spk_tokenizer_create(c->models[0], &tokenizer, err);
+        if (status == SPK_OK) status = spk_tokenizer_encode(tokenizer, text, size, false, &c->tokens, &count, err);
+        spk_tokenizer_destroy(tokenizer);
+    } else {
+        status = spk_tool_tokens(path, text, size, c->vocab_size, &c->tokens, &count, err);
+    }
+    free(text);
+    if (status != SPK_OK) return status;
+    c->token_count = count < a->max_tokens ? count : a->max_tokens;
+    if (c->token_count < 3 || c->token_count - 1 > SPK_COMPARE_POSITION_COUNT_MAX)
+        return spk_fail(err, SPK_E_LIMIT, "%s: %" PRIu64 " tokens; expected 3 to %" PRIu64 " (see --max-tokens)", path,
+                        c->token_count, SPK_COMPARE_POSITION_COUNT_MAX + 1);
+    return SPK_OK;
+}
+
+/* ---- Scoring ---- */
+
+/* The last token of the text has no successor and is not evaluated. */
+static spk_status score(comparison *c, spk_error *err) {
+    const uint64_t positions = c->token_count - 1, ctx = c->arguments->ctx;
+    bool terminal = isatty(STDERR_FILENO) == 1;
+    for (uint64_t done = 0; done < positions;) {
+        uint64_t in_window = done % ctx, count = ctx - in_window;
+        if (count > BATCH) count = BATCH;
+        if (count > positions - done) count = positions - done;
+        for (uint32_t m = 0; m < c->arguments->model_count; m++) {
+            if (in_window == 0) spk_session_reset(c->sessions[m]);
+            SPK_TRY(spk_session_eval(c->sessions[m], c->tokens + done, (uint32_t)count, SPK_LOGITS_ALL, c->logits[m],
+                                     err));
+        }
+        SPK_TRY(spk_compare_add(c->compare, (const float *const *)c->logits, c->tokens + done + 1, (uint32_t)count,
+                                c->pool, err));
+        done += count;
+        if (terminal) fprintf(stderr, "\r\033[Kscored %" PRIu64 " of %" PRIu64 " positions", done, positions);
+    }
+    if (terminal) fprintf(stderr, "\r\033[K");
+    for (uint32_t i = 0; i + 1 < c->arguments->model_count; i++)
+        SPK_TRY(spk_compare_summarize(c->compare, i, &c->summaries[i], err));
+    return SPK_OK;
+}
+
+/* ---- Report ---- */
+
+static void print_candidate(const comparison *c, uint32_t index) {
+    const spk_compare_summary *s = &c->summaries[index];
+    char bytes[24];
+    printf("\n%s  (%s, %s of weights a token)\n", c->arguments->paths[index + 1], spk_model_arch(c->models[index + 1]),
+           spk_cli_bytes_text(spk_model_bytes_per_token(c->models[index + 1]), bytes));
+    printf("  same top-1        %.3f %% +- %.3f\n", 100 * s->top1, 100 * s->top1_se);
+    printf("  mean KL           %.3g +- %.2g", s->kl_mean, s->kl_se);
+    if (s->window_count >= 2) printf("  (windows as draws: +- %.2g)", s->kl_window_se);
+    printf("\n  KL percentiles    median %.3g  90 %% %.3g  95 %% %.3g  99 %% %.3g  99.9 %% %.3g  max %.3g\n",
+           s->kl_median, s->kl_p90, s->kl_p95, s->kl_p99, s->kl_p999, s->kl_max);
+    printf("  delta p           mean %+.4f %%  rms %.4f %%\n", 100 * s->dp_mean, 100 * s->dp_rms);
+    printf("  perplexity        base %.4f  candidate %.4f  ln ratio %+.5f +- %.5f\n", s->ppl_base, s->ppl_candidate,
+           s->ln_ppl_ratio, s->ln_ppl_ratio_se);
+    if (index > 0)
+        printf("  mean KL - first's %+.3g +- %.2g  (paired)\n", s->kl_diff_to_first, s->kl_diff_se);
+}
+
+static void print_report(const comparison *c) {
+    const arguments *a = c->arguments;
+    printf("base    %s  (%s, %s backend)\n", a->paths[0], spk_model_arch(c->models[0]),
+           spk_model_backend_name(c->models[0]));
+    printf("text    %s: %" PRIu64 " tokens; %" PRIu64 " positions scored in %" PRIu64 " windows of %" PRIu64 "\n",
+           a->text_path ? a->text_path : a->tokens_path, c->token_count, c->summaries[0].positions,
+           c->summaries[0].window_count, a->ctx);
+    for (uint32_t i = 0; i + 1 < a->model_count; i++) print_candidate(c, i);
+    printf("\nKL is KL(base || candidate) in nats; +- is one standard error, positions taken as independent.\n");
+}
+
+static cJSON *model_json(const comparison *c, uint32_t m) {
+    cJSON *object = cJSON_CreateObject();
+    cJSON_AddStringToObject(object, "path", c->arguments->paths[m]);
+    cJSON_AddStringToObject(object, "model", spk_model_fingerprint_text(c->models[m]));
+    cJSON_AddStringToObject(object, "backend", spk_model_backend_name(c->models[m]));
+    spk_tool_json_number(object, "bytes_per_token", (double)spk_model_bytes_per_token(c->models[m]));
+    return object;
+}
+
+static cJSON *candidate_json(const comparison *c, uint32_t index) {
+    const spk_compare_summary *s = &c->summaries[index];
+    const struct { const char *key; double value; } figures[] = {
+        { "positions", (double)s->positions }, { "top1", s->top1 }, { "top1_se", s->top1_se },
+        { "kl_mean", s->kl_mean }, { "kl_se", s->kl_se }, { "windows", (double)s->window_count },
+        { "kl_median", s->kl_median }, { "kl_p90", s->kl_p90 }, { "kl_p95", s->kl_p95 }, { "kl_p99", s->kl_p99 },
+        { "kl_p999", s->kl_p999 }, { "kl_max", s->kl_max },
+        { "mean_dp", s->dp_mean }, { "rms_dp", s->dp_rms }, { "ppl_base", s->ppl_base },
+        { "ppl_candidate", s->ppl_candidate }, { "ln_ppl_ratio", s->ln_ppl_ratio },
+        { "ln_ppl_ratio_se", s->ln_ppl_ratio_se }, { "kl_diff_to_first", s->kl_diff_to_first },
+        { "kl_diff_se", s->kl_diff_se },
+    };
+    cJSON *object = model_json(c, index + 1);
+    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++)
+        spk_tool_json_number(object, figures[i].key, figures[i].value);
+    if (s->window_count >= 2) spk_tool_json_number(object, "kl_window_se", s->kl_window_se);
+    return object;
+}
+
+static spk_status write_json(const comparison *c, spk_error *err) {
+    const arguments *a = c->arguments;
+    cJSON *report = cJSON_CreateObject();
+    cJSON_AddStringToObject(report, "tool", "spk-compare " SPK_VERSION_TEXT);
+    cJSON_AddStringToObject(report, "text", a->text_path ? a->text_path : a->tokens_path);
+    spk_tool_json_number(report, "tokens", (double)c->token_count);
+    spk_tool_json_number(report, "ctx", (double)a->ctx);
+    cJSON_AddItemToObject(report, "base", model_json(c, 0));
+    cJSON *candidates = cJSON_AddArrayToObject(report, "candidates");
+    for (uint32_t i = 0; i + 1 < a->model_count; i++) cJSON_AddItemToArray(candidates, candidate_json(c, i));
+    spk_status status = spk_tool_json_write(a->json_path, report, err);
+    cJSON_Delete(report);
+    return status;
+}
+
+/* True if every gate that was asked for holds. */
+static bool gates_hold(const comparison *c) {
+    const arguments *a = c->arguments;
+    bool all_hold = true;
+    for (uint32_t i = 0; i + 1 < a->model_count; i++) {
+        double kl = spk_compare_kl_upper(&c->summaries[i]), top1 = spk_compare_top1_lower(&c->summaries[i]);
+        const struct { const char *name, *what; bool is_set; double limit, bound, excess; } gates[] = {
+            { "--max-kl", "mean KL + 1.645 s.e. =", a->has_max_kl, a->max_kl, kl, kl - a->max_kl },
+            { "--min-top1", "same top-1 - 1.645 s.e. =", a->has_min_top1, a->min_top1, top1, a->min_top1 - top1 },
+        };
+        for (size_t g = 0; g < 2; g++) {
+            if (!gates[g].is_set) continue;
+            bool holds = gates[g].excess <= 0;
+            printf("%s %s %g: %s: %s %.5g", holds ? "passed" : "FAILED", gates[g].name, gates[g].limit,
+                   a->paths[i + 1], gates[g].what, gates[g].bound);
+            if (!holds) printf(", off by %.3g", gates[g].excess);
+            printf("\n");
+            all_hold &= holds;
+        }
+    }
+    return all_hold;
+}
+
+/* ---- Command line ---- */
+
+enum { OPT_TEXT = 256, OPT_TOKENS, OPT_CTX, OPT_MAX_TOKENS, OPT_MAX_KL, OPT_MIN_TOP1, OPT_JSON, OPT_BACKEND,
+       OPT_THREADS };
+
+static const struct option LONG_OPTIONS[] = {
+    { "text", required_argument, NULL, OPT_TEXT }, { "tokens", required_argument, NULL, OPT_TOKENS },
+    { "ctx", required_argument, NULL, OPT_CTX }, { "max-tokens", required_argument, NULL, OPT_MAX_TOKENS },
+    { "max-kl", required_argument, NULL, OPT_MAX_KL }, { "min-top1", required_argument, NULL, OPT_MIN_TOP1 },
+    { "json", required_argument, NULL, OPT_JSON }, { "backend", required_argument, NULL, OPT_BACKEND },
+    { "threads", required_argument, NULL, OPT_THREADS },
+    { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { 0 },
+};
+
+static spk_status take_option(int option, arguments *a, spk_error *err) {
+    switch (option) {
+    case OPT_TEXT:       a->text_path = optarg; return SPK_OK;
+    case OPT_TOKENS:     a->tokens_path = optarg; return SPK_OK;
+    case OPT_CTX:        return spk_cli_u64("--ctx", optarg, 1, 1 << 24, &a->ctx, err);
+    case OPT_MAX_TOKENS: return spk_cli_u64("--max-tokens", optarg, 3, UINT64_MAX, &a->max_tokens, err);
+    case OPT_MAX_KL:     a->has_max_kl = true; return spk_cli_double("--max-kl", optarg, 0, 1e6, &a->max_kl, err);
+    case OPT_MIN_TOP1:   a->has_min_top1 = true; return spk_cli_double("--min-top1", optarg, 0, 1, &a->min_top1, err);
+    case OPT_BACKEND:    return spk_tool_backend("--backend", optarg, &a->backend, err);
+    case OPT_THREADS:    return spk_cli_u64("--threads", optarg, 1, 4096, &a->thread_count, err);
+    default:             a->json_path = optarg; return SPK_OK;
+    }
+}
+
+/* Returns -1 to go on, else an exit status. */
+static int parse_arguments(int argc, char **argv, arguments *a) {
+    spk_error err;
+    for (int option; (option = getopt_long(argc, argv, "hV", LONG_OPTIONS, NULL)) != -1;) {
+        if (option == 'h' || option == 'V') {
+            if (option == 'h') fputs(HELP, stdout);
+            else printf("%s %s\n", TOOL, SPK_VERSION_TEXT);
+            return spk_cli_finish(TOOL, SPK_EXIT_DONE);
+        }
+        if (option == '?') return spk_cli_usage(TOOL, "bad options");
+        if (take_option(option, a, &err) != SPK_OK) return spk_cli_usage(TOOL, "%s", err.text);
+    }
+    int model_count = argc - optind;
+    if (model_count < 2 || model_count > MODELS_MAX)
+        return spk_cli_usage(TOOL, "expected BASE and 1 to %d candidates, got %d models", MODELS_MAX - 1, model_count);
+    for (int m = 0; m < model_count; m++) a->paths[m] = argv[optind + m];
+    a->model_count = (uint32_t)model_count;
+    if ((a->text_path != NULL) == (a->tokens_path != NULL))
+        return spk_cli_usage(TOOL, "expected exactly one of --text and --tokens");
+    return -1;
+}
+
+static spk_status compare_models(comparison *c, spk_error *err) {
+    const arguments *a = c->arguments;
+    SPK_TRY(spk_tool_json_check(a->json_path, a->paths, a->model_count, err));
+    SPK_TRY(open_models(c, err));
+    SPK_TRY(read_tokens(c, err));
+    SPK_TRY(make_sessions(c, err));
+    SPK_TRY(score(c, err));
+    print_report(c);
+    return a->json_path ? write_json(c, err) : SPK_OK;
+}
+
+int main(int argc, char **argv) {
+    arguments a = { .ctx = 512, .max_tokens = UINT64_MAX };
+    comparison c = { .arguments = &a };
+    spk_error err = { 0 };
+    int exit_status = parse_arguments(argc, argv, &a);
+    if (exit_status >= 0) return exit_status;
+    if (compare_models(&c, &err) != SPK_OK) exit_status = spk_cli_fail(TOOL, &err);
+    else exit_status = gates_hold(&c) ? SPK_EXIT_DONE : SPK_EXIT_FAILED;
+
+    spk_compare_destroy(c.compare);
+    spk_pool_destroy(c.pool);
+    free(c.tokens);
+    for (uint32_t m = 0; m < a.model_count; m++) {
+        free(c.logits[m]);
+        spk_session_destroy(c.sessions[m]);
+        spk_model_close(c.models[m]);
+    }
+    return spk_cli_finish(TOOL, exit_status);
+}

@@ -1,0 +1,354 @@
+/* runtime/run_main.c - spk-run: tokenize, decode, or write the logits of a teacher-forced pass. */
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+
+#include "formats/cli.h"
+#include "formats/version.h"
+#include "runtime/runtime.h"
+
+static const char TOOL[] = "spk-run";
+#define INPUT_BYTES_MAX (UINT64_C(1) << 28)
+
+static const char HELP[] =
+    "usage: spk-run [options] MODEL\n"
+    "\n"
+    "Decode text with a .spk pack, or with a .gguf as it is.\n"
+    "\n"
+    "  --prompt TEXT       text to continue\n"
+    "  --prompt-file FILE  the same from a file\n"
+    "  --tokens FILE       token ids instead of text, separated by commas or white space\n"
+    "  --chat              the prompt is one user message; the model's chat markers are added\n"
+    "  -n N                tokens to generate                                     [128]\n"
+    "  --context N         room for prompt and generated tokens     [what is needed]\n"
+    "  --temp X            temperature; 0 takes the most likely token              [0]\n"
+    "  --top-k N --top-p X --min-p X   limits on the candidates, with --temp  [0 1 0: off]\n"
+    "  --seed N            of the sampling                                         [0]\n"
+    "  --backend NAME      auto, cpu (AVX2) or ref (plain F32)                  [auto]\n"
+    "  --threads N         never changes a result                           [all CPUs]\n"
+    "  --verify            check all checksums of the pack first\n"
+    "  --tokenize          print the prompt's token ids on one line and stop\n"
+    "  --logits OUT.f32    write float32 [tokens][vocab] of the prompt and stop\n"
+    "  --json              one JSON object on stdout instead of text\n"
+    "  -h, --help          this text        -V, --version   version\n"
+    "\n"
+    "Text goes to stdout as it comes; rates go to stderr.  exit status: 0 done, 1 failed, 2 usage\n";
+
+typedef struct {
+    const char         *model_path, *prompt, *prompt_path, *tokens_path, *logits_path;
+    bool                is_chat, is_tokenize, is_json, is_verify;
+    uint64_t            generate_count, context_tokens;
+    spk_sampler_options sampler;
+    spk_model_options   model;
+} run_options;
+
+typedef struct {
+    spk_model     *model;
+    spk_tokenizer *tokenizer;
+    spk_session   *session;
+    uint32_t      *prompt;
+    size_t         prompt_count;
+    uint32_t      *generated;
+    uint32_t       generated_count;
+    float         *logits;
+    void          *scratch;
+    double         load_s, prefill_s, decode_s;
+} run_state;
+
+/* ---- Options ---- */
+
+static spk_status parse_backend(const char *text, spk_backend *out, spk_error *err) {
+    static const char *const names[] = { "auto", "ref", "cpu" };
+    for (size_t i = 0; i < 3; i++)
+        if (strcmp(text, names[i]) == 0) {
+            *out = (spk_backend)i;
+            return SPK_OK;
+        }
+    return spk_fail(err, SPK_E_USAGE, "--backend '%s': expected auto, cpu or ref", text);
+}
+
+static spk_status parse_float(const char *option, const char *text, double low, double high, float *out, spk_error *err) {
+    double value = 0;
+    SPK_TRY(spk_cli_double(option, text, low, high, &value, err));
+    *out = (float)value;
+    return SPK_OK;
+}
+
+static spk_status parse_u32(const char *option, const char *text, uint64_t low, uint32_t *out, spk_error *err) {
+    uint64_t value = 0;
+    SPK_TRY(spk_cli_u64(option, text, low, UINT32_MAX, &value, err));
+    *out = (uint32_t)value;
+    return SPK_OK;
+}
+
+enum { OPT_PROMPT = 256, OPT_PROMPT_FILE, OPT_TOKENS, OPT_CHAT, OPT_CONTEXT, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P,
+       OPT_SEED, OPT_BACKEND, OPT_THREADS, OPT_VERIFY, OPT_TOKENIZE, OPT_LOGITS, OPT_JSON };
+
+static const struct option LONG_OPTIONS[] = {
+    { "prompt", required_argument, NULL, OPT_PROMPT }, { "prompt-file", required_argument, NULL, OPT_PROMPT_FILE },
+    { "tokens", required_argument, NULL, OPT_TOKENS }, { "chat", no_argument, NULL, OPT_CHAT },
+    { "context", required_argument, NULL, OPT_CONTEXT }, { "temp", required_argument, NULL, OPT_TEMP },
+    { "top-k", required_argument, NULL, OPT_TOP_K }, { "top-p", required_argument, NULL, OPT_TOP_P },
+    { "min-p", required_argument, NULL, OPT_MIN_P }, { "seed", required_argument, NULL, OPT_SEED },
+    { "backend", required_argument, NULL, OPT_BACKEND }, { "threads", required_argument, NULL, OPT_THREADS },
+    { "verify", no_argument, NULL, OPT_VERIFY }, { "tokenize", no_argument, NULL, OPT_TOKENIZE },
+    { "logits", required_argument, NULL, OPT_LOGITS }, { "json", no_argument, NULL, OPT_JSON },
+    { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { 0 },
+};
+
+static spk_status take_option(int option, run_options *o, spk_error *err) {
+    switch (option) {
+    case OPT_PROMPT:      o->prompt = optarg; return SPK_OK;
+    case OPT_PROMPT_FILE: o->prompt_path = optarg; return SPK_OK;
+    case OPT_TOKENS:      o->tokens_path = optarg; return SPK_OK;
+    case OPT_CHAT:        o->is_chat = true; return SPK_OK;
+    case 'n':             return spk_cli_u64("-n", optarg, 0, UINT32_MAX, &o->generate_count, err);
+    case OPT_CONTEXT:     return spk_cli_u64("--context", optarg, 1, UINT32_MAX, &o->context_tokens, err);
+    case OPT_TEMP:        return parse_float("--temp", optarg, 0, 100, &o->sampler.temperature, err);
+    case OPT_TOP_K:       return parse_u32("--top-k", optarg, 0, &o->sampler.top_k, err);
+    case OPT_TOP_P:       return parse_float("--top-p", optarg, 0, 1, &o->sampler.top_p, err);
+    case OPT_MIN_P:       return parse_float("--min-p", optarg, 0, 1, &o->sampler.min_p, err);
+    case OPT_SEED:        return spk_cli_u64("--seed", optarg, 0, UINT64_MAX, &o->sampler.seed, err);
+    case OPT_BACKEND:     return parse_backend(optarg, &o->model.backend, err);
+    case OPT_THREADS:     return parse_u32("--threads", optarg, 1, &o->model.thread_count, err);
+    case OPT_VERIFY:      o->is_verify = true; return SPK_OK;
+    case OPT_TOKENIZE:    o->is_tokenize = true; return SPK_OK;
+    case OPT_LOGITS:      o->logits_path = optarg; return SPK_OK;
+    default:              o->is_json = true; return SPK_OK;
+    }
+}
+
+/* Returns -1 to go on, else an exit status. */
+static int parse_options(int argc, char **argv, run_options *o) {
+    spk_error err;
+    for (int option; (option = getopt_long(argc, argv, "n:hV", LONG_OPTIONS, NULL)) != -1;) {
+        if (option == 'h' || option == 'V') {
+            if (option == 'h') fputs(HELP, stdout);
+            else printf("spk-run %s\n", SPK_VERSION_TEXT);
+            return spk_cli_finish(TOOL, SPK_EXIT_DONE);
+        }
+        if (option == '?') return spk_cli_usage(TOOL, "bad options");
+        if (take_option(option, o, &err) != SPK_OK) return spk_cli_usage(TOOL, "%s", err.text);
+    }
+    if (argc - optind != 1) return spk_cli_usage(TOOL, "expected one MODEL, got %d arguments", argc - optind);
+    o->model_path = argv[optind];
+    int sources = (o->prompt != NULL) + (o->prompt_path != NULL) + (o->tokens_path != NULL);
+    if (sources != 1) return spk_cli_usage(TOOL, "expected exactly one of --prompt, --prompt-file and --tokens");
+    if (o->tokens_path != NULL && (o->is_chat || o->is_tokenize))
+        return spk_cli_usage(TOOL, "--tokens gives ids, --chat and --tokenize need text");
+    return -1;
+}
+
+/* ---- Input ---- */
+
+static spk_status parse_ids(const char *path, char *text, uint32_t **out, size_t *out_count, spk_error *err) {
+    size_t room = 1;
+    for (const char *c = text; *c != '\0'; c++) room += *c == ',' || *c == ' ' || *c == '\n' || *c == '\t' || *c == '\r';
+    uint32_t *ids = malloc(room * sizeof *ids);
+    if (ids == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory", path);
+    size_t count = 0;
+    char *state = NULL;
+    for (char *word = strtok_r(text, ", \n\t\r", &state); word != NULL; word = strtok_r(NULL, ", \n\t\r", &state)) {
+        char where[300];
+        uint64_t id = 0;
+        (void)snprintf(where, sizeof where, "%s: token %zu", path, count);
+        if (spk_cli_u64(where, word, 0, UINT32_MAX, &id, err) != SPK_OK) {
+            free(ids);
+            err->status = SPK_E_CORRUPT;   /* a bad file, not a bad command line */
+            return SPK_E_CORRUPT;
+        }
+        ids[count++] = (uint32_t)id;
+    }
+    *out = ids;
+    *out_count = count;
+    return SPK_OK;
+}
+
+static spk_status read_prompt(const run_options *o, run_state *r, spk_error *err) {
+    char *text = NULL;
+    size_t size = o->prompt != NULL ? strlen(o->prompt) : 0;
+    const char *path = o->prompt_path != NULL ? o->prompt_path : o->tokens_path;
+    if (path != NULL) SPK_TRY(spk_cli_read_file(path, INPUT_BYTES_MAX, &text, &size, err));
+    const char *prompt = text != NULL ? text : o->prompt;
+    spk_status status;
+    if (o->tokens_path != NULL)
+        status = parse_ids(path, text, &r->prompt, &r->prompt_count, err);
+    else if (o->is_chat)
+        status = spk_tokenizer_chat(r->tokenizer, prompt, size, &r->prompt, &r->prompt_count, err);
+    else
+        status = spk_tokenizer_encode(r->tokenizer, prompt, size, true, &r->prompt, &r->prompt_count, err);
+    free(text);
+    return status;
+}
+
+/* ---- What the tool does ---- */
+
+static int print_ids(const run_state *r) {
+    for (size_t i = 0; i < r->prompt_count; i++) printf(i ? " %" PRIu32 : "%" PRIu32, r->prompt[i]);
+    printf("\n");
+    return spk_cli_finish(TOOL, SPK_EXIT_DONE);
+}
+
+/* Rows are written as they come, so that a long text needs memory for one batch only. */
+static spk_status write_logits(const run_options *o, run_state *r, spk_error *err) {
+    enum { STEP = 16 };
+    uint32_t vocab = spk_model_vocab_size(r->model);
+    float *rows = malloc((size_t)STEP * vocab * sizeof *rows);
+    if (rows == NULL) return spk_fail(err, SPK_E_MEMORY, "out of memory");
+    FILE *file = fopen(o->logits_path, "wb");
+    spk_status status = file == NULL ? spk_fail(err, SPK_E_IO, "%s: cannot be created", o->logits_path) : SPK_OK;
+    for (size_t done = 0; done < r->prompt_count && status == SPK_OK; done += STEP) {
+        uint32_t step = r->prompt_count - done < STEP ? (uint32_t)(r->prompt_count - done) : STEP;
+        status = spk_session_eval(r->session, r->prompt + done, step, SPK_LOGITS_ALL, rows, err);
+        if (status == SPK_OK && fwrite(rows, (size_t)vocab * sizeof *rows, step, file) != step)
+            status = spk_fail(err, SPK_E_IO, "%s: write failed", o->logits_path);
+    }
+    free(rows);
+    if (file != NULL && fclose(file) != 0 && status == SPK_OK)
+        status = spk_fail(err, SPK_E_IO, "%s: write failed", o->logits_path);
+    if (file != NULL && status != SPK_OK) (void)remove(o->logits_path);
+    return status;
+}
+
+static void print_piece(const run_state *r, spk_utf8_stream *stream, uint32_t token) {
+    size_t size = 0;
+    const char *piece = spk_tokenizer_piece(r->tokenizer, token, false, &size);
+    char out[3 * 4096];
+    for (size_t at = 0; at < size; at += 1024) {
+        size_t part = size - at < 1024 ? size - at : 1024;
+        (void)fwrite(out, 1, spk_utf8_push(stream, piece + at, part, false, out), stdout);
+    }
+    fflush(stdout);
+}
+
+static spk_status generate(const run_options *o, run_state *r, spk_error *err) {
+    spk_sampler sampler = spk_sampler_start(&o->sampler);
+    spk_utf8_stream stream = { 0 };
+    double start = spk_cli_now_s();
+    SPK_TRY(spk_session_eval(r->session, r->prompt, (uint32_t)r->prompt_count, SPK_LOGITS_LAST, r->logits, err));
+    r->prefill_s = spk_cli_now_s() - start;
+    start = spk_cli_now_s();
+    for (uint64_t i = 0; i < o->generate_count; i++) {
+        uint32_t token = spk_sampler_next(&sampler, r->logits, spk_model_vocab_size(r->model), r->scratch);
+        if (spk_tokenizer_is_end(r->tokenizer, token)) break;
+        r->generated[r->generated_count++] = token;
+        if (!o->is_json) print_piece(r, &stream, token);
+        if (i + 1 < o->generate_count) SPK_TRY(spk_session_eval(r->session, &token, 1, SPK_LOGITS_LAST, r->logits, err));
+    }
+    r->decode_s = spk_cli_now_s() - start;
+    if (!o->is_json) {
+        char tail[16];
+        (void)fwrite(tail, 1, spk_utf8_push(&stream, "", 0, true, tail), stdout);
+        printf("\n");
+    }
+    return SPK_OK;
+}
+
+/* Decode steps: all but the last generated token were evaluated. */
+static double decode_rate(const run_state *r) {
+    return r->generated_count > 1 && r->decode_s > 0 ? (r->generated_count - 1) / r->decode_s : 0;
+}
+
+static double prefill_rate(const run_state *r) { return r->prefill_s > 0 ? (double)r->prompt_count / r->prefill_s : 0; }
+
+static char *generated_text(const run_state *r) {
+    char *text = NULL;
+    size_t text_bytes = 0, size = 0;
+    FILE *memory = open_memstream(&text, &text_bytes);
+    if (memory == NULL) return NULL;
+    spk_utf8_stream stream = { 0 };
+    for (uint32_t i = 0; i <= r->generated_count; i++) {
+        bool is_end = i == r->generated_count;
+        const char *piece = is_end ? "" : spk_tokenizer_piece(r->tokenizer, r->generated[i], false, &size);
+        if (is_end) size = 0;
+        char *out = malloc(3 * (size + 4));
+        if (out == NULL) break;
+        (void)fwrite(out, 1, spk_utf8_push(&stream, piece, size, is_end, out), memory);
+        free(out);
+    }
+    (void)fclose(memory);
+    return text;
+}
+
+static void print_json(const run_options *o, const run_state *r) {
+    cJSON *root = cJSON_CreateObject();
+    char *text = generated_text(r);
+    cJSON_AddStringToObject(root, "model", o->model_path);
+    cJSON_AddStringToObject(root, "backend", spk_model_backend_name(r->model));
+    cJSON_AddNumberToObject(root, "prompt_tokens", (double)r->prompt_count);
+    cJSON_AddStringToObject(root, "text", text != NULL ? text : "");
+    cJSON *ids = cJSON_AddArrayToObject(root, "tokens");
+    for (uint32_t i = 0; i < r->generated_count; i++) cJSON_AddItemToArray(ids, cJSON_CreateNumber(r->generated[i]));
+    cJSON_AddNumberToObject(root, "load_s", r->load_s);
+    cJSON_AddNumberToObject(root, "prefill_tokens_per_s", prefill_rate(r));
+    cJSON_AddNumberToObject(root, "decode_tokens_per_s", decode_rate(r));
+    char *line = cJSON_PrintUnformatted(root);
+    printf("%s\n", line != NULL ? line : "{}");
+    free(line);
+    free(text);
+    cJSON_Delete(root);
+}
+
+static spk_status prepare(const run_options *o, run_state *r, spk_error *err) {
+    spk_cli_progress progress = { .what = "laying out" };
+    spk_model_options mo = o->model;
+    mo.progress = spk_cli_progress_show;
+    mo.progress_context = &progress;
+    double start = spk_cli_now_s();
+    spk_status status = spk_model_open(o->model_path, &mo, &r->model, err);
+    spk_cli_progress_end(&progress);
+    SPK_TRY(status);
+    r->load_s = spk_cli_now_s() - start;
+    if (o->is_verify) SPK_TRY(spk_model_verify(r->model, err));
+    if (o->tokens_path == NULL || o->logits_path == NULL) SPK_TRY(spk_tokenizer_create(r->model, &r->tokenizer, err));
+    SPK_TRY(read_prompt(o, r, err));
+    if (o->is_tokenize) return SPK_OK;
+    if (r->prompt_count == 0) return spk_fail(err, SPK_E_USAGE, "the prompt is empty: at least one token is needed");
+    uint64_t needed = r->prompt_count + (o->logits_path != NULL ? 0 : o->generate_count);
+    if (o->context_tokens != 0 && needed > o->context_tokens)
+        return spk_fail(err, SPK_E_LIMIT, "--context %" PRIu64 ": prompt and generation need %" PRIu64 " tokens",
+                        o->context_tokens, needed);
+    if (needed > UINT32_MAX) return spk_fail(err, SPK_E_LIMIT, "prompt and generation need %" PRIu64 " tokens", needed);
+    uint32_t vocab = spk_model_vocab_size(r->model);
+    r->generated = malloc((o->generate_count + 1) * sizeof *r->generated);
+    r->logits = malloc((size_t)vocab * sizeof *r->logits);
+    r->scratch = malloc(spk_sampler_scratch_bytes(vocab));
+    if (r->generated == NULL || r->logits == NULL || r->scratch == NULL) return spk_fail(err, SPK_E_MEMORY, "out of memory");
+    spk_session_options so = { .context_tokens = (uint32_t)(o->context_tokens ? o->context_tokens : needed) };
+    return spk_session_create(r->model, &so, &r->session, err);
+}
+
+static spk_status run(const run_options *o, run_state *r, spk_error *err) {
+    SPK_TRY(prepare(o, r, err));
+    if (o->is_tokenize) {
+        (void)print_ids(r);
+        return SPK_OK;
+    }
+    if (o->logits_path != NULL) return write_logits(o, r, err);
+    SPK_TRY(generate(o, r, err));
+    if (o->is_json) print_json(o, r);
+    fprintf(stderr, "%s: %s, loaded in %.2f s; prompt %zu tokens at %.1f tok/s; generated %" PRIu32 " at %.1f tok/s\n", TOOL,
+            spk_model_backend_name(r->model), r->load_s, r->prompt_count, prefill_rate(r), r->generated_count, decode_rate(r));
+    return SPK_OK;
+}
+
+int main(int argc, char **argv) {
+    run_options o = { .generate_count = 128, .sampler = { .top_p = 1.0f } };
+    run_state r = { 0 };
+    spk_error err = { 0 };
+    int exit_status = parse_options(argc, argv, &o);
+    if (exit_status >= 0) return exit_status;
+    exit_status = run(&o, &r, &err) == SPK_OK ? SPK_EXIT_DONE : spk_cli_fail(TOOL, &err);
+    spk_session_destroy(r.session);
+    spk_tokenizer_destroy(r.tokenizer);
+    spk_model_close(r.model);
+    free(r.prompt);
+    free(r.generated);
+    free(r.logits);
+    free(r.scratch);
+    return spk_cli_finish(TOOL, exit_status);
+}

@@ -1,0 +1,124 @@
+/* runtime/runtime.h - the C API: open a model, make sessions, evaluate tokens, read logits.
+ *
+ * Opaque handles, no global state, nothing is printed, nothing exits.
+ *
+ *   spk_model *model;  spk_session *session;  spk_error err;
+ *   spk_model_options mo = { .backend = SPK_BACKEND_AUTO };
+ *   if (spk_model_open("m.spk", &mo, &model, &err)) ...
+ *   spk_session_options so = { .context_tokens = 4096 };
+ *   if (spk_session_create(model, &so, &session, &err)) ...
+ *   if (spk_session_eval(session, tokens, count, SPK_LOGITS_LAST, logits, &err)) ...
+ *
+ * Threads: a model is immutable once open and may be shared; a session belongs to one thread at a time.
+ * Each session owns its worker threads.
+ */
+#ifndef SPK_RUNTIME_H
+#define SPK_RUNTIME_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "formats/status.h"
+
+typedef struct spk_model spk_model;
+typedef struct spk_session spk_session;
+typedef struct spk_tokenizer spk_tokenizer;
+
+typedef enum {
+    SPK_BACKEND_AUTO = 0,   /* the fastest that this machine has */
+    SPK_BACKEND_REF  = 1,   /* plain F32 on dequantized weights: the definition, slow */
+    SPK_BACKEND_CPU  = 2    /* int8 activations, AVX2; SPK_E_UNSUPPORTED where the CPU lacks it */
+} spk_backend;
+
+typedef struct {
+    spk_backend backend;
+    uint32_t    thread_count;      /* 0: all CPUs.  Never changes a result */
+    /* May be NULL; called while a GGUF is laid out, from one thread. */
+    void      (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes);
+    void       *progress_context;
+} spk_model_options;
+
+/* MODEL is a .spk pack (mapped) or a GGUF (laid out in memory as a native pack would be, so that both give the
+ * same bits).  Told apart by content, not by name. */
+SPK_MUST_CHECK spk_status spk_model_open(const char *path, const spk_model_options *options, spk_model **out,
+                                         spk_error *err);
+/* Check all checksums of a pack; a GGUF has none: SPK_E_UNSUPPORTED. */
+SPK_MUST_CHECK spk_status spk_model_verify(const spk_model *model, spk_error *err);
+/* Sessions and tokenizers of the model must be gone.  NULL is fine. */
+void spk_model_close(spk_model *model);
+
+uint32_t    spk_model_vocab_size(const spk_model *model);
+uint32_t    spk_model_context_length(const spk_model *model);      /* trained */
+const char *spk_model_arch(const spk_model *model);                /* "qwen35moe" */
+const char *spk_model_fingerprint_text(const spk_model *model);
+const char *spk_model_backend_name(const spk_model *model);        /* "ref", "avx2" */
+bool        spk_model_is_pack(const spk_model *model);
+/* Bytes of weights that one decode step reads, by the shapes (experts: the used ones). */
+uint64_t    spk_model_bytes_per_token(const spk_model *model);
+uint64_t    spk_model_weight_bytes(const spk_model *model);
+
+typedef struct {
+    uint32_t context_tokens;       /* capacity, >= 1; KV memory is allocated for it at once */
+    uint32_t batch_tokens;         /* most tokens evaluated together; 0: 64.  Never changes a result */
+} spk_session_options;
+
+SPK_MUST_CHECK spk_status spk_session_create(const spk_model *model, const spk_session_options *options,
+                                             spk_session **out, spk_error *err);
+void     spk_session_destroy(spk_session *session);                /* NULL is fine */
+void     spk_session_reset(spk_session *session);                  /* position 0, empty state */
+uint32_t spk_session_position(const spk_session *session);         /* tokens evaluated so far */
+uint64_t spk_session_state_bytes(const spk_session *session);
+
+typedef enum { SPK_LOGITS_NONE = 0, SPK_LOGITS_LAST = 1, SPK_LOGITS_ALL = 2 } spk_logits;
+
+/* Evaluate `count` tokens after those before.  logits is [vocab] for LAST, [count][vocab] for ALL, unused for NONE.
+ * SPK_E_LIMIT if the context is full (nothing is evaluated), SPK_E_USAGE for an id >= vocab.
+ * A token's logits do not depend on how tokens were split into calls or batches. */
+SPK_MUST_CHECK spk_status spk_session_eval(spk_session *session, const uint32_t *tokens, uint32_t count,
+                                           spk_logits which, float *logits, spk_error *err);
+
+/* ---- Tokenizer: byte-level BPE of the model's own vocabulary (pre-tokenizers qwen2 and qwen35). ---- */
+
+SPK_MUST_CHECK spk_status spk_tokenizer_create(const spk_model *model, spk_tokenizer **out, spk_error *err);
+void spk_tokenizer_destroy(spk_tokenizer *tokenizer);              /* NULL is fine */
+
+/* Token ids of text[size] (any bytes; invalid UTF-8 is kept byte by byte).  User-defined tokens are always
+ * recognised in the text, control tokens only with parse_special.  No BOS is added.
+ * *out is allocated, freed by the caller with free(); NULL if there are no tokens. */
+SPK_MUST_CHECK spk_status spk_tokenizer_encode(const spk_tokenizer *tokenizer, const char *text, size_t size_bytes,
+                                               bool parse_special, uint32_t **out, size_t *out_count, spk_error *err);
+
+/* Bytes of one token, in memory owned by the tokenizer; control tokens have none unless render_special. */
+const char *spk_tokenizer_piece(const spk_tokenizer *tokenizer, uint32_t token, bool render_special,
+                                size_t *size_bytes);
+bool        spk_tokenizer_is_end(const spk_tokenizer *tokenizer, uint32_t token);   /* any end-of-generation token */
+/* Token ids of a conversation's first turn in ChatML: the user's text, then the header of the assistant's answer.
+ * Control tokens in user_text[size_bytes] are plain text, so a user cannot end the turn or open another.  *out as
+ * for encode.  SPK_E_UNSUPPORTED if the vocabulary lacks <|im_start|> or <|im_end|>. */
+SPK_MUST_CHECK spk_status spk_tokenizer_chat(const spk_tokenizer *tokenizer, const char *user_text, size_t size_bytes,
+                                             uint32_t **out, size_t *out_count, spk_error *err);
+
+/* Streaming UTF-8: append piece bytes, take out what forms whole characters; incomplete tails wait, invalid bytes
+ * become U+FFFD.  Zero-initialise. */
+typedef struct { unsigned char pending[4]; unsigned pending_count; } spk_utf8_stream;
+/* out has room for 3 * (size_bytes + 4) bytes; returns the bytes written.  flush: the stream ends here. */
+size_t spk_utf8_push(spk_utf8_stream *stream, const char *bytes, size_t size_bytes, bool flush, char *out);
+
+/* ---- Sampling ---- */
+
+typedef struct {
+    float    temperature;          /* 0: greedy (ties to the lower id) */
+    uint32_t top_k;                /* 0: off */
+    float    top_p;                /* 1: off */
+    float    min_p;                /* 0: off */
+    uint64_t seed;
+} spk_sampler_options;
+
+typedef struct { spk_sampler_options options; uint64_t state; } spk_sampler;
+spk_sampler spk_sampler_start(const spk_sampler_options *options);
+/* One token from logits[vocab]; order: temperature 0 shortcut, top-k, softmax at temperature, top-p, min-p, draw.
+ * scratch holds vocab pairs; see spk_sampler_scratch_bytes.  Deterministic for a seed. */
+uint32_t spk_sampler_next(spk_sampler *sampler, const float *logits, uint32_t vocab_size, void *scratch);
+size_t   spk_sampler_scratch_bytes(uint32_t vocab_size);
+
+#endif

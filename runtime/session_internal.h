@@ -1,0 +1,81 @@
+/* runtime/session_internal.h - one sequence's state and scratch memory; private to runtime/. */
+#ifndef SPK_SESSION_INTERNAL_H
+#define SPK_SESSION_INTERNAL_H
+
+#include "runtime/model_internal.h"
+
+enum { SPK_BATCH_TOKENS_MAX = 512 };
+
+/* State of one layer for one sequence. */
+typedef struct {
+    spk_attention_cache cache;      /* attention layers */
+    float              *conv;       /* GDN: [conv_kernel-1][conv channel], oldest first, raw projections */
+    float              *delta;      /* GDN: [V head][v_dim][k_dim] */
+} spk_layer_state;
+
+/* Scratch for a batch of up to batch_tokens tokens; T below.  Pointers into one arena. */
+typedef struct {
+    float          *x;              /* [T][hidden], the residual stream */
+    float          *delta;          /* [T][hidden], a mixer's or FFN's output before it is added */
+    spk_activation *h;              /* [T], normed input of a mixer, FFN or the head */
+    float          *project;        /* [T][project_width], outputs of the mixer's input projections */
+    float          *conv_out;       /* [T][conv channels] */
+    spk_activation *mixed;          /* [T], input of the mixer's output projection */
+    float          *cos_sin;        /* [T][rope_dim] */
+    float          *scores;         /* [thread][context], attention scores */
+    float          *router;         /* [T][expert_count + 1], last: the shared expert's gate */
+    uint32_t       *expert;         /* [T][used] */
+    float          *expert_weight;  /* [T][used] */
+    float          *ff;             /* [T][used][2 * expert_ff], gate then up */
+    spk_activation *ff_act;         /* [T * used] */
+    float          *expert_out;     /* [T * used][hidden] */
+    float          *shared_ff;      /* [T][2 * shared or dense ff] */
+    spk_activation *shared_act;     /* [T] */
+    float          *shared_out;     /* [T][hidden] */
+    spk_activation *gather;         /* [T * used], inputs grouped by expert */
+    float         **gather_y;       /* [3][T * used], their outputs: gate, up, down */
+    uint32_t       *group_slots;    /* [T * used], slots (token * used + rank) grouped by expert */
+    uint32_t       *group_end;      /* [expert_count], end of each expert's run in group_slots */
+    struct spk_matmul_job *jobs;    /* [job_room] */
+    float         **y;              /* [8][T], output pointers of the static projections */
+} spk_scratch;
+
+/* One matrix times some vectors. */
+typedef struct spk_matmul_job {
+    spk_matrix            w;
+    const spk_activation *x;        /* [token_count] */
+    float *const         *y;        /* [token_count], each [row_count] */
+    uint32_t              token_count;
+    uint64_t              unit_count;
+} spk_matmul_job;
+
+struct spk_session {
+    const spk_model *model;
+    spk_pool        *pool;
+    uint32_t         position, context_tokens, batch_tokens;
+    uint64_t         project_width;
+    uint64_t         state_bytes, scratch_bytes;
+    uint8_t         *state_memory;  /* all layers' states */
+    uint8_t         *scratch_memory;
+    spk_layer_state *layers;
+    double          *inverse_frequency; /* [rope_dim/2] */
+    spk_scratch      s;
+};
+
+/* x[t] and the layers' states advance by token_count tokens; logits of tokens whose pointer is not NULL.
+ * 1 <= token_count <= batch_tokens, and the context has room. */
+void spk_forward(spk_session *session, const uint32_t *tokens, uint32_t token_count, float *const *logits);
+
+/* The FFN of one layer: s.delta = ffn(s.h).  s.h is prepared. */
+void spk_forward_ffn(spk_session *session, const spk_layer *layer, uint32_t token_count);
+
+/* All jobs, split over the pool by units. */
+void spk_run_jobs(spk_session *session, const spk_matmul_job *jobs, uint32_t job_count);
+
+static inline spk_matmul_job spk_job(spk_matrix w, const spk_activation *x, float *const *y, uint32_t token_count) {
+    uint64_t units = w.layout == SPK_LAYOUT_T32 ? spk_t32_geometry_of(w.type, w.row_count, w.col_count).group_count
+                                                : w.row_count;
+    return (spk_matmul_job){ w, x, y, token_count, units };
+}
+
+#endif

@@ -1,0 +1,345 @@
+/* tests/checkkern_matmul.h - products: every type, layout and shape against sums in double.
+ *
+ * Weights are decoded here a second time, from the block formats alone, as w = main - offset: the two products whose
+ * difference a K-quant weight is.  Three comparisons follow for each output:
+ *   reference   against sum w x
+ *   fast        against the sum that its own int8 activations define (tight: only F32 summation is allowed)
+ *   fast        against sum w x (adds the error of rounding x to int8)
+ */
+#ifndef SPK_CHECKKERN_MATMUL_H
+#define SPK_CHECKKERN_MATMUL_H
+
+#include "formats/dequant.h"
+#include "tests/checkkern_common.h"
+
+enum { TOKENS_MAX = 7, ROWS_MAX = 100, COLS_MAX = 4096 };
+
+typedef enum { W_ZERO, W_ALL_ONES, W_SIGNS, W_TINY_SCALE, W_HUGE_SCALE, W_RANDOM } w_pattern;
+static const char *const w_names[] = { "zero", "all-ones", "signs", "tiny-scale", "huge-scale", "random" };
+
+static const struct { w_pattern w; x_pattern x; } matmul_cases[] = {
+    { W_ZERO, X_RANDOM },          { W_ALL_ONES, X_ALTERNATING }, { W_ALL_ONES, X_LARGE },
+    { W_SIGNS, X_ALTERNATING },    { W_TINY_SCALE, X_RANDOM },    { W_HUGE_SCALE, X_HUGE_AMONG_TINY },
+    { W_RANDOM, X_ZERO },          { W_RANDOM, X_SUBNORMAL },     { W_RANDOM, X_HUGE_AMONG_TINY },
+    { W_RANDOM, X_RANDOM },
+};
+
+/* Where a type's F16 factors lie in a block; -1: none. */
+static void factor_offsets(uint32_t type, int out[2]) {
+    out[0] = 0;
+    out[1] = -1;
+    switch (type) {
+    case SPK_TYPE_Q4_1: case SPK_TYPE_Q5_1: case SPK_TYPE_Q4_K: case SPK_TYPE_Q5_K: out[1] = 2; break;
+    case SPK_TYPE_Q2_K: out[0] = 80; out[1] = 82; break;
+    case SPK_TYPE_Q3_K: out[0] = 108; break;
+    case SPK_TYPE_Q6_K: out[0] = 208; break;
+    default: break;
+    }
+}
+
+static void fill_float_weights(uint32_t type, w_pattern pattern, uint8_t *out, uint64_t count) {
+    for (uint64_t i = 0; i < count; i++) {
+        float r = check_uniform(&random_state), sign = i % 2 == 0 ? 1.0f : -1.0f;
+        float w = pattern == W_ZERO ? 0.0f : pattern == W_ALL_ONES ? 1.0f : pattern == W_SIGNS ? sign
+                : pattern == W_TINY_SCALE ? 1e-7f * r : pattern == W_HUGE_SCALE ? 6e4f * r : r;
+        uint16_t half = spk_f32_to_f16(w);
+        uint32_t bits;
+        memcpy(&bits, &w, sizeof bits);
+        if (type == SPK_TYPE_BF16) half = (uint16_t)(bits >> 16);
+        if (type == SPK_TYPE_F32)
+            memcpy(out + 4 * i, &w, 4);
+        else
+            memcpy(out + 2 * i, &half, 2);
+    }
+}
+
+/* Quantized: any bytes are weights; only the factors are chosen. */
+static void fill_blocks(const spk_type_info *type, w_pattern pattern, uint8_t *out, uint64_t block_count) {
+    int at[2];
+    factor_offsets(type->type, at);
+    for (uint64_t b = 0; b < block_count; b++, out += type->block_bytes) {
+        for (uint32_t i = 0; i < type->block_bytes; i++) {
+            uint8_t signs = i % 2 == 0 ? 0x80 : 0x7f;
+            out[i] = pattern == W_ALL_ONES ? 0xff : pattern == W_SIGNS ? signs : (uint8_t)check_random(&random_state);
+        }
+        for (int f = 0; f < 2; f++) {
+            float magnitude = 0.01f + 0.01f * (check_uniform(&random_state) + 1);
+            uint16_t half = pattern == W_ZERO ? 0 : pattern == W_TINY_SCALE ? (uint16_t)(1 + f)
+                          : pattern == W_HUGE_SCALE ? 0x7bff : spk_f32_to_f16(magnitude);
+            if (f == 0 && pattern == W_RANDOM && b % 3 == 0) half |= 0x8000;     /* factors may be negative */
+            if (at[f] >= 0) memcpy(out + at[f], &half, 2);
+        }
+    }
+}
+
+/* ---- The second decoder: 256 weights of a type that T32 takes ---- */
+
+static double f16_at(const uint8_t *p) {
+    uint16_t half;
+    memcpy(&half, p, 2);
+    return (double)spk_f16_to_f32(half);
+}
+
+static void decode_q45_k(const uint8_t *block, bool has_high, double *main_part, double *offset) {
+    double d = f16_at(block), dmin = f16_at(block + 2);
+    const uint8_t *packed = block + 4, *high = block + 16, *codes = block + (has_high ? 48 : 16);
+    for (int i = 0; i < 256; i++) {
+        int group = i / 32, in = i % 32;
+        int s = group < 4 ? packed[group] & 63 : (packed[group + 4] & 15) | (packed[group - 4] >> 6) << 4;
+        int m = group < 4 ? packed[group + 4] & 63 : packed[group + 4] >> 4 | (packed[group] >> 6) << 4;
+        int byte = codes[32 * (group / 2) + in], code = group % 2 == 0 ? byte & 15 : byte >> 4;
+        if (has_high) code += (high[in] >> group & 1) * 16;
+        main_part[i] = d * s * code;
+        offset[i] = dmin * m;
+    }
+}
+
+static void decode_q6_k(const uint8_t *block, double *main_part, double *offset) {
+    double d = f16_at(block + 208);
+    for (int i = 0; i < 256; i++) {
+        int half = i / 128, quarter = i % 128 / 32, in = i % 32;
+        int low = block[64 * half + 32 * (quarter % 2) + in];
+        int code = (quarter < 2 ? low & 15 : low >> 4) + (block[128 + 32 * half + in] >> 2 * quarter & 3) * 16;
+        int s = (int8_t)block[192 + i / 16];
+        main_part[i] = d * s * code;
+        offset[i] = d * s * 32;
+    }
+}
+
+static void decode_row(uint32_t type, const uint8_t *row, uint64_t cols, double *main_part, double *offset) {
+    const spk_type_info *info = spk_type_find(type);
+    static float plain[COLS_MAX];
+    for (uint64_t i = 0; i < cols; i += SPK_SUPERBLOCK) {
+        const uint8_t *block = row + i / info->block_weights * info->block_bytes;
+        if (type == SPK_TYPE_Q4_K) {
+            decode_q45_k(block, false, main_part + i, offset + i);
+        } else if (type == SPK_TYPE_Q5_K) {
+            decode_q45_k(block, true, main_part + i, offset + i);
+        } else if (type == SPK_TYPE_Q6_K) {
+            decode_q6_k(block, main_part + i, offset + i);
+        } else {                 /* one factor: F32 holds these exactly, or test_dequant answers for them */
+            uint64_t count = cols - i < SPK_SUPERBLOCK ? cols - i : SPK_SUPERBLOCK;
+            spk_dequantize(type, block, count, plain);
+            for (uint64_t j = 0; j < count; j++) {
+                main_part[i + j] = (double)plain[j];
+                offset[i + j] = 0;
+            }
+        }
+    }
+}
+
+/* ---- A matrix in both forms ---- */
+
+typedef struct {
+    uint8_t   *rows;             /* GGML rows, packed */
+    uint64_t   row_bytes;
+    uint8_t   *block;            /* units, and around and between them bytes that are NaN as any float or factor */
+    spk_matrix matrix;
+} test_matrix;
+
+static test_matrix matrix_new(uint32_t type, uint32_t layout, uint64_t rows, uint64_t cols, w_pattern pattern,
+                              uint64_t gap_bytes) {
+    const spk_type_info *info = spk_type_find(type);
+    test_matrix m = { .row_bytes = cols / info->block_weights * info->block_bytes };
+    m.rows = must(malloc(rows * m.row_bytes));
+    if (info->is_quantized)
+        fill_blocks(info, pattern, m.rows, rows * cols / info->block_weights);
+    else
+        fill_float_weights(type, pattern, m.rows, rows * cols);
+    uint64_t unit_bytes = spk_layout_unit_bytes(layout, type, cols), stride = unit_bytes + gap_bytes;
+    uint64_t unit_count = spk_layout_unit_count(layout, type, rows, cols);
+    size_t whole = (stride * unit_count + 2 * GUARD_BYTES + 63) / 64 * 64;
+    m.block = must(aligned_alloc(64, whole));
+    memset(m.block, 0xff, whole);
+    uint8_t *units = m.block + GUARD_BYTES;
+    m.matrix = (spk_matrix){ units, stride, type, layout, rows, cols };
+    if (layout == SPK_LAYOUT_T32)
+        spk_t32_pack(&m.matrix, 0, spk_t32_geometry_of(type, rows, cols).group_count, m.rows, units);
+    else
+        for (uint64_t r = 0; r < rows; r++) memcpy(units + r * stride, m.rows + r * m.row_bytes, m.row_bytes);
+    return m;
+}
+
+static void matrix_free(test_matrix *m) {
+    free(m->block);
+    free(m->rows);
+}
+
+/* Units as a range counts them: row groups or rows. */
+static uint64_t range_units(const spk_matrix *m) {
+    if (m->layout == SPK_LAYOUT_ROWS) return m->row_count;
+    return spk_t32_geometry_of(m->type, m->row_count, m->col_count).group_count;
+}
+
+typedef struct {
+    void          *block[TOKENS_MAX];
+    spk_activation x[TOKENS_MAX];
+} test_tokens;
+
+static void tokens_new(test_tokens *t, uint64_t cols, x_pattern pattern, const spk_kernels *fast) {
+    for (int i = 0; i < TOKENS_MAX; i++) {
+        t->block[i] = must(aligned_alloc(64, spk_activation_bytes(cols)));
+        t->x[i] = spk_activation_carve(t->block[i], cols);
+        fill(pattern, t->x[i].f32, cols);
+        if (fast != NULL) fast->quantize(&t->x[i]);
+    }
+}
+
+static void tokens_free(test_tokens *t) {
+    for (int i = 0; i < TOKENS_MAX; i++) free(t->block[i]);
+}
+
+typedef struct { guarded out[TOKENS_MAX]; float *y[TOKENS_MAX]; } test_outputs;
+
+static void outputs_new(test_outputs *o, uint64_t rows) {
+    for (int t = 0; t < TOKENS_MAX; t++) {
+        o->out[t] = guarded_new(rows * sizeof(float));
+        o->y[t] = guarded_floats(&o->out[t]);
+    }
+}
+
+static void outputs_free(test_outputs *o) {
+    for (int t = 0; t < TOKENS_MAX; t++) guarded_free(&o->out[t]);
+}
+
+/* ---- Comparisons ---- */
+
+typedef struct { double exact, exact_size, int8, int8_size, rounding; } row_sums;
+
+/* All sums that the tolerances of one output need; sizes are sums of absolute values, main and offset apart. */
+static row_sums sums_of(const double *main_part, const double *offset, const spk_activation *x, bool has_int8) {
+    row_sums s = { 0 };
+    for (uint64_t c = 0; c < x->col_count; c++) {
+        double w = main_part[c] - offset[c], size = fabs(main_part[c]) + fabs(offset[c]), value = (double)x->f32[c];
+        s.exact += w * value;
+        s.exact_size += size * fabs(value);
+        if (!has_int8) continue;
+        uint64_t k = x->col_count / 256, block = c / 256;
+        const spk_activation_pair *pair = &x->pairs[k % 2 == 0 ? block / 2 : block];
+        uint64_t side = k % 2 == 0 ? block % 2 : 0;
+        double scale = (double)pair->scale4[c % 256 / 32][side][0];
+        double q = (double)pair->q8[c % 256 / 16][side][c % 16];
+        s.int8 += w * scale * q;
+        s.int8_size += size * scale * fabs(q);
+        s.rounding += fabs(w) * scale;
+    }
+    return s;
+}
+
+/* An output of the fast table.
+ *
+ * T32, against the int8 sum.  Integer sums are exact and below 2^24, so become exact floats.  A product then meets, on
+ * its way to y, at most: 3 roundings of its own factors; 8 additions in a super-block pair, once a pair or (Q8_0) all
+ * along the row, k/2 or k pairs; 3 additions of the final sum.  So (8 k + 16) u of the sum of sizes.
+ *   FLOOR counts for each addition, times the factor by which a scaled sum is multiplied later: 2^20 covers |d| and
+ *   integer sums of these cases.
+ * Against sum w x: an activation is off by scale/2, plus 2^-16 scale for the rounded quotient, plus 2^-143 where the
+ *   scale is subnormal; weights as the formats define them are exact here.
+ * ROWS: n/16 additions in each of 16 partial sums, one more for each piece of 2048 columns, 8 to finish; weights in F32
+ *   may be off by 3 u of their parts. */
+static void check_fast(const spk_matrix *m, uint64_t row, double y, const row_sums *s, double weight_sum) {
+    if (m->layout == SPK_LAYOUT_T32) {
+        double steps = 8 * (double)(m->col_count / 256) + 16;
+        double summation = steps * (U * s->int8_size + FLOOR * 0x1p20);
+        near("fast against int8", row, y, s->int8, summation);
+        near("fast against exact", row, y, s->exact,
+             summation + (0.5 + 0x1p-16) * s->rounding + 0x1p-143 * weight_sum);
+    } else {
+        double steps = (double)m->col_count / 16 + (double)m->col_count / 2048 + 12;
+        near("fast", row, y, s->exact, steps * (U * s->exact_size + FLOOR));
+    }
+}
+
+static void check_products(const test_matrix *tm, const test_tokens *tokens, const float *const *ref,
+                           const float *const *fast) {
+    static double main_part[COLS_MAX], offset[COLS_MAX];
+    const spk_matrix *m = &tm->matrix;
+    for (uint64_t row = 0; row < m->row_count; row++) {
+        decode_row(m->type, tm->rows + row * tm->row_bytes, m->col_count, main_part, offset);
+        double weight_sum = 0;
+        for (uint64_t c = 0; c < m->col_count; c++) weight_sum += fabs(main_part[c] - offset[c]);
+        for (int t = 0; t < TOKENS_MAX; t++) {
+            row_sums s = sums_of(main_part, offset, &tokens->x[t], fast != NULL && m->layout == SPK_LAYOUT_T32);
+            /* Weights in F32: d s, d s code, dmin m and the difference each round once; then the result. */
+            near("reference", row, (double)ref[t][row], s.exact, 4 * U * s.exact_size + U * fabs(s.exact) + FLOOR);
+            if (fast != NULL) check_fast(m, row, (double)fast[t][row], &s, weight_sum);
+        }
+    }
+}
+
+/* The same bits for fewer tokens, for pieces of the range, and nothing written outside it. */
+static void check_splits(const spk_matrix *m, const test_tokens *tokens, spk_matmul_fn *fn, float *const *whole) {
+    static const uint32_t counts[] = { 1, 2, 5 };
+    const uint64_t units = range_units(m), per = m->layout == SPK_LAYOUT_T32
+        ? spk_t32_geometry_of(m->type, m->row_count, m->col_count).rows_per_group : 1;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        test_outputs part;
+        outputs_new(&part, m->row_count);
+        uint64_t begin = units / 3, end = units - units / 4;
+        fn(m, tokens->x, part.y, counts[i], begin, end);
+        uint64_t row_begin = begin * per, row_end = end * per < m->row_count ? end * per : m->row_count;
+        for (uint32_t t = 0; t < TOKENS_MAX; t++) {
+            for (uint64_t r = 0; r < m->row_count; r++) {
+                if (t < counts[i] && r >= row_begin && r < row_end)
+                    EXPECT(memcmp(&part.y[t][r], &whole[t][r], 4) == 0, "row %llu differs with %u tokens, units %llu..%llu",
+                           (unsigned long long)r, counts[i], (unsigned long long)begin, (unsigned long long)end);
+                else
+                    EXPECT(is_poison(part.y[t][r]), "row %llu written, outside units %llu..%llu", (unsigned long long)r,
+                           (unsigned long long)begin, (unsigned long long)end);
+            }
+        }
+        fn(m, tokens->x, part.y, counts[i], 0, begin);
+        fn(m, tokens->x, part.y, counts[i], end, units);
+        for (uint32_t t = 0; t < counts[i]; t++)
+            EXPECT(memcmp(part.y[t], whole[t], m->row_count * 4) == 0, "pieces differ from the whole");
+        outputs_free(&part);
+    }
+}
+
+static void check_shape(const spk_kernels *ref, const spk_kernels *fast, uint32_t type, uint32_t layout, uint64_t rows,
+                        uint64_t cols) {
+    for (size_t i = 0; i < sizeof matmul_cases / sizeof *matmul_cases; i++) {
+        w_pattern wp = matmul_cases[i].w;
+        x_pattern xp = matmul_cases[i].x;
+        uint64_t gap = i % 2 == 0 ? 0 : layout == SPK_LAYOUT_T32 ? spk_layout_unit_bytes(layout, type, cols) : 64;
+        DESCRIBE("%s %s rows=%llu cols=%llu gap=%llu w=%s x=%s", spk_type_name(type), spk_layout_name(layout),
+                 (unsigned long long)rows, (unsigned long long)cols, (unsigned long long)gap, w_names[wp], x_names[xp]);
+        test_matrix m = matrix_new(type, layout, rows, cols, wp, gap);
+        test_tokens tokens;
+        tokens_new(&tokens, cols, xp, fast);
+        test_outputs a, b;
+        outputs_new(&a, rows);
+        outputs_new(&b, rows);
+        ref->matmul[type][layout](&m.matrix, tokens.x, a.y, TOKENS_MAX, 0, range_units(&m.matrix));
+        if (fast != NULL) {
+            spk_matmul_fn *fn = fast->matmul[type][layout];
+            fn(&m.matrix, tokens.x, b.y, TOKENS_MAX, 0, range_units(&m.matrix));
+            check_splits(&m.matrix, &tokens, fn, b.y);
+        }
+        check_products(&m, &tokens, (const float *const *)a.y, fast != NULL ? (const float *const *)b.y : NULL);
+        outputs_free(&a);
+        outputs_free(&b);
+        tokens_free(&tokens);
+        matrix_free(&m);
+    }
+}
+
+static const uint64_t check_rows[] = { 1, 3, 31, 33, ROWS_MAX };
+static const uint64_t check_t32_cols[] = { 256, 512, 768, 1280, 2048, COLS_MAX };
+
+static void check_matmul(const spk_kernels *ref, const spk_kernels *fast, const spk_type_info *type, uint32_t layout) {
+    static const uint64_t float_cols[] = { 1, 7, 100, 2048, 2500 }, rows_of_32[] = { 32, 96, 2048, 2336 };
+    static const uint64_t rows_of_256[] = { 256, 768, 2304 };
+    const uint64_t *cols = check_t32_cols;
+    size_t count = sizeof check_t32_cols / sizeof *check_t32_cols;
+    if (layout == SPK_LAYOUT_ROWS) {
+        cols = type->block_weights == 1 ? float_cols : type->block_weights == 32 ? rows_of_32 : rows_of_256;
+        count = type->block_weights == 1 ? 5 : type->block_weights == 32 ? 4 : 3;
+    }
+    for (size_t c = 0; c < count; c++)
+        for (size_t r = 0; r < sizeof check_rows / sizeof *check_rows; r++)
+            if (layout == SPK_LAYOUT_T32 || check_rows[r] <= 3)
+                check_shape(ref, fast, type->type, layout, check_rows[r], cols[c]);
+}
+
+#endif

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# spk-compare from outside: figures that are known without knowing the model, gates that can fail, and refusals.
+set -u
+status=0
+ok() { echo "ok $1"; }
+bad() { echo "FAIL $1"; status=1; }
+check() { if eval "$2"; then ok "$1"; else bad "$1: $2"; sed 's/^/  /' "$dir/out" "$dir/err" | head -n 20; fi; }
+
+base=build/models/tiny-qwen36-bf16.gguf
+model=packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.gguf
+other_vocabulary=tests/models/tiny-qwen35-q4_k_m.gguf
+text=tests/text/held-out.txt
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+: >"$dir/out"; : >"$dir/err"
+
+compare() { "$SPK_BIN/spk-compare" "$@" >"$dir/out" 2>"$dir/err"; rc=$?; }
+# field KEY [N]: value of the N-th KEY in the report.
+field() { sed -n "s/^[[:space:]]*\"$1\":[[:space:]]*\([^,]*\),\{0,1\}$/\1/p" "$dir/report" | sed -n "${2:-1}p"; }
+holds() { awk "BEGIN { exit !($1) }"; }
+says() { grep -qF -- "$1" "$dir/out" "$dir/err"; }
+
+# ---- A model against itself ----
+compare --text $text --max-tokens 100 --max-kl 0 --min-top1 1 --json "$dir/report" $model $model
+check "a model equals itself" '[ $rc -eq 0 ] && [ "$(field kl_mean)" = 0 ] && [ "$(field kl_max)" = 0 ] && [ "$(field top1)" = 1 ]'
+check "all positions but the last are scored" '[ "$(field positions)" = 99 ] && [ "$(field tokens)" = 100 ]'
+check "one window has no error between windows" '[ -z "$(field kl_window_se)" ]'
+
+# ---- Quantized weights against their original ----
+compare --text $text --ctx 64 --max-tokens 129 --json "$dir/report" $base $model $base $model
+check "quantized weights differ, a little" '[ $rc -eq 0 ] && holds "$(field kl_mean) > 1e-4 && $(field kl_mean) < 0.05 && $(field top1) > 0.8"'
+check "figures are in order" 'holds "$(field kl_median) < $(field kl_p90) && $(field kl_p90) < $(field kl_p99) && $(field kl_p99) <= $(field kl_max)"'
+check "perplexities and their ratio agree" 'holds "(log($(field ppl_candidate) / $(field ppl_base)) - $(field ln_ppl_ratio)) ^ 2 < 1e-16"'
+check "differences to the first candidate are paired" \
+    'holds "$(field kl_diff_to_first 2) + $(field kl_mean) == 0 && $(field kl_diff_se 2) == $(field kl_se)" && [ "$(field kl_diff_to_first 3)" = 0 ]'
+check "no number is missing or beyond JSON" '! grep -qiE "null|nan|inf" "$dir/report"'
+cp "$dir/report" "$dir/first"
+compare --text $text --ctx 64 --max-tokens 129 --threads 1 --json "$dir/report" $base $model $base $model
+check "threads change nothing" 'cmp -s "$dir/first" "$dir/report"'
+
+# ---- Windows and token lists ----
+"$SPK_BIN/spk-run" --tokenize --prompt-file $text $model 2>"$dir/err" | tr ' ' '\n' | head -n 129 >"$dir/tokens"
+compare --tokens "$dir/tokens" --ctx 64 --json "$dir/report" $base $model $base $model
+check "a token list gives what its text gives" '[ $rc -eq 0 ] && [ "$(grep -v "\"text\"" "$dir/first")" = "$(grep -v "\"text\"" "$dir/report")" ]'
+{ head -n 40 "$dir/tokens"; head -n 40 "$dir/tokens"; head -n 1 "$dir/tokens"; } | tr '\n' ',' >"$dir/twice"
+compare --tokens "$dir/twice" --ctx 40 --json "$dir/report" $base $model
+check "each window begins from an empty state" '[ $rc -eq 0 ] && [ "$(field windows)" = 2 ] && holds "$(field kl_window_se) < 1e-12 && $(field kl_se) > 1e-6"'
+
+# ---- Gates ----
+compare --text $text --max-tokens 100 --max-kl 0.5 --min-top1 0.5 $base $model
+check "gates that hold exit 0" '[ $rc -eq 0 ] && says "passed --max-kl" && says "passed --min-top1"'
+compare --text $text --max-tokens 100 --max-kl 0.00001 $base $model
+check "a KL gate fails and says by how much" '[ $rc -eq 1 ] && says "FAILED --max-kl 1e-05: $model" && says "off by"'
+compare --text $text --max-tokens 300 --min-top1 0.9999 $base $model
+check "a top-1 gate fails and says by how much" '[ $rc -eq 1 ] && says "FAILED --min-top1 0.9999: $model" && says "off by"'
+compare --text $text --max-tokens 100 --max-kl 0.00001 $base $base $model
+check "one failing candidate is enough" '[ $rc -eq 1 ] && says "passed --max-kl" && says "FAILED --max-kl"'
+
+# ---- Refusals ----
+refuses() { check "refuses $1" "[ \$rc -eq $2 ] && says '$3'"; }
+compare --text $text $model $other_vocabulary
+refuses "another vocabulary" 1 "vocabulary of 2048 tokens"
+compare --text $text $model
+refuses "a base without candidates" 2 "expected BASE"
+compare $model $model
+refuses "no text" 2 "--text and --tokens"
+compare --text $text --tokens "$dir/tokens" $model $model
+refuses "two texts" 2 "--text and --tokens"
+compare --text $text --ctx 0 $model $model
+refuses "an empty window" 2 "--ctx"
+compare --text $text --ctx 1000000 $model $model
+refuses "a window beyond the trained context" 2 "--ctx 1000000"
+compare --text $text --min-top1 1.5 $model $model
+refuses "a share above 1" 2 "--min-top1"
+compare --text $text --backend abacus $model $model
+refuses "an unknown backend" 2 "abacus"
+echo "1 2 three 4" >"$dir/bad"
+compare --tokens "$dir/bad" $model $model
+refuses "a word among token ids" 2 "entry 2"
+echo "1, 2, 3, 4096" >"$dir/bad"
+compare --tokens "$dir/bad" $model $model
+refuses "an id beyond the vocabulary" 2 "entry 3"
+echo "1 2" >"$dir/bad"
+compare --tokens "$dir/bad" $model $model
+refuses "a text too short" 1 "2 tokens; expected 3"
+cp $model "$dir/model.gguf"
+compare --text $text --max-tokens 10 --json "$dir/model.gguf" $model "$dir/model.gguf"
+refuses "to replace a model by its report" 2 "one of the models"
+check "and left the model alone" 'cmp -s $model "$dir/model.gguf"'
+compare --text "$dir/nowhere.txt" $model $model
+refuses "a missing text" 1 "nowhere.txt"
+exit $status

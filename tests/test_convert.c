@@ -1,0 +1,577 @@
+/* tests/test_convert.c - packing and unpacking whole models: what is copied, what is requantized, what is refused. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "formats/dequant.h"
+#include "formats/gguf.h"
+#include "requant/convert.h"
+#include "requant/quant.h"
+#include "tests/check.h"
+#include "tests/gguf_build.h"
+
+static const char TINY36[] = "packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.gguf";
+static const char TINY36_BF16[] = "build/models/tiny-qwen36-bf16.gguf";
+static const char IMATRIX[] = "tests/models/tiny-qwen36.imatrix.gguf";
+
+static char dir[GB_PATH_MAX];       /* a new directory for each test */
+static spk_error err;
+
+typedef struct {
+    const char *recipe, *set, *imatrix_path;
+    uint32_t    thread_count;
+    bool        replace;
+    uint64_t    fallback_count;     /* out */
+    char        fallbacks[2][80];   /* out: the first two */
+} pack_request;
+
+/* SOURCE to OUT; err has the message. */
+static spk_status pack(const char *source_path, const char *out_path, pack_request *request) {
+    spk_gguf *source = NULL;
+    spk_recipe *recipe = NULL;
+    spk_imatrix *imatrix = NULL;
+    spk_convert_plan plan = { .tensor_count = 0 };
+    spk_status status = spk_gguf_open(source_path, &source, &err);
+    if (status == SPK_OK) status = spk_recipe_load(request->recipe, "", &recipe, &err);
+    if (status == SPK_OK && request->set != NULL) status = spk_recipe_set(recipe, request->set, &err);
+    if (status == SPK_OK && request->imatrix_path != NULL)
+        status = spk_imatrix_open(request->imatrix_path, &imatrix, &err);
+    spk_convert_options options = { .source = source, .out_path = out_path, .replace = request->replace,
+                                    .recipe = recipe, .imatrix = imatrix, .imatrix_name = "imatrix",
+                                    .thread_count = request->thread_count };
+    if (status == SPK_OK) status = spk_convert_plan_make(&options, &plan, &err);
+    if (status == SPK_OK) {
+        request->fallback_count = plan.importance_fallback_count;
+        for (uint64_t i = 0; i < plan.importance_fallback_count && i < 2; i++)
+            (void)snprintf(request->fallbacks[i], 80, "%s", plan.importance_fallbacks[i]);
+        status = spk_convert_run(&options, &plan, &err);
+    }
+    spk_convert_plan_free(&plan);
+    spk_imatrix_close(imatrix);
+    spk_recipe_free(recipe);
+    spk_gguf_close(source);
+    return status;
+}
+
+static spk_status unpack(const char *pack_path, const char *out_path) {
+    spk_pack *p;
+    spk_status status = spk_pack_open(pack_path, &p, &err);
+    if (status != SPK_OK) return status;
+    status = spk_unpack(p, out_path, false, NULL, NULL, &err);
+    spk_pack_close(p);
+    return status;
+}
+
+static gguf_build read_file(const char *path) {
+    gguf_build b = { 0 };
+    uint8_t chunk[65536];
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) {
+        perror(path);
+        exit(1);
+    }
+    for (size_t got; (got = fread(chunk, 1, sizeof chunk, file)) > 0;) gb_raw(&b, chunk, got);
+    (void)fclose(file);
+    return b;
+}
+
+static bool same_bytes(const char *a, const char *b) {
+    gguf_build x = read_file(a), y = read_file(b);
+    bool is_same = x.size == y.size && memcmp(x.bytes, y.bytes, x.size) == 0;
+    gb_free(&x);
+    gb_free(&y);
+    return is_same;
+}
+
+/* DIR/NAME, good until sixteen more were asked for. */
+static const char *in_dir(const char *name) {
+    static char paths[16][GB_PATH_MAX];
+    static int next;
+    return gb_path(paths[next++ % 16], dir, name);
+}
+
+static void expect_round_trip(const char *source_path) {
+    const char *packed = in_dir("n.spk"), *back = in_dir("n.gguf");
+    CHECK_OK(pack(source_path, packed, &(pack_request){ .recipe = "native" }), err);
+    CHECK_OK(unpack(packed, back), err);
+    CHECK(same_bytes(source_path, back), "%s comes back changed", source_path);
+    (void)remove(packed);
+    (void)remove(back);
+}
+
+static void a_native_pack_gives_the_source_back(void) {
+    gb_make_dir(dir);
+    expect_round_trip(TINY36);
+    expect_round_trip("tests/models/tiny-qwen3moe-q4_k_m.gguf");
+    expect_round_trip("tests/models/tiny-qwen35-q4_k_m.gguf");
+    if (access(TINY36_BF16, R_OK) == 0) expect_round_trip(TINY36_BF16);
+    else SKIP("build/models/tiny-qwen36-bf16.gguf is not there (make test unpacks it)");
+    gb_remove_dir(dir);
+}
+
+/* ---- Requantized tensors, redone here matrix by matrix ---- */
+
+typedef struct { double error, source, result, product, max; } sums;
+
+static void add_errors(sums *s, const float *x, const float *y, uint64_t count) {
+    for (uint64_t i = 0; i < count; i++) {
+        double a = (double)x[i], b = (double)y[i];
+        s->error += (a - b) * (a - b);
+        s->source += a * a;
+        s->result += b * b;
+        s->product += a * b;
+        if (fabs(a - b) > s->max) s->max = fabs(a - b);
+    }
+}
+
+static bool is_near(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); }
+
+static void expect_requantized(const spk_pack *p, const spk_tensor *t, const spk_gguf_tensor *source,
+                               const spk_imatrix *imatrix) {
+    uint64_t weights = t->dims[0] * t->dims[1], matrices = spk_tensor_matrix_count(t);
+    uint64_t source_bytes, bytes, section_bytes;
+    CHECK_OK(spk_type_bytes(source->type, weights, &source_bytes, &err), err);
+    CHECK_OK(spk_type_bytes(t->type, weights, &bytes, &err), err);
+    const uint8_t *section = spk_pack_section(p, t->section, &section_bytes);
+    float *x = malloc(weights * sizeof *x), *y = malloc(weights * sizeof *y);
+    uint8_t *want = malloc(bytes), *got = malloc(bytes);
+    sums s = { 0 };
+    for (uint64_t m = 0; m < matrices; m++) {
+        const float *importance = NULL;
+        spk_imatrix_answer answer;
+        if (imatrix != NULL)
+            CHECK_OK(spk_imatrix_lookup(imatrix, t->name, t->dims[0], matrices, m, &answer, &importance, &err), err);
+        spk_dequantize(source->type, source->data + m * source_bytes, weights, x);
+        spk_quant_job job = { .type = t->type, .row_count = t->dims[1], .col_count = t->dims[0], .weights = x,
+                              .importance = importance, .blocks = want };
+        CHECK_OK(spk_quantize(&job, &err), err);
+        spk_matrix matrix = spk_tensor_matrix(t, section, m);
+        spk_layout_get_rows(&matrix, 0, t->dims[1], got);
+        CHECK(memcmp(want, got, bytes) == 0, "%s matrix %d", t->name, (int)m);
+        spk_dequantize(t->type, got, weights, y);
+        add_errors(&s, x, y, weights);
+    }
+    CHECK(is_near(t->relative_rmse, sqrt(s.error / s.source)), "%s: %.12g", t->name, t->relative_rmse);
+    CHECK(is_near(t->max_abs_error, s.max), "%s: %.12g, expected %.12g", t->name, t->max_abs_error, s.max);
+    CHECK(is_near(t->cosine, s.product / sqrt(s.source * s.result)), "%s: %.12g", t->name, t->cosine);
+    CHECK(t->relative_rmse > 0 && t->relative_rmse < 0.2, "%s: relative RMSE %g", t->name, t->relative_rmse);
+    free(x);
+    free(y);
+    free(want);
+    free(got);
+}
+
+static void expect_copied(const spk_pack *p, const spk_tensor *t, const spk_gguf_tensor *source) {
+    uint64_t section_bytes, matrices = spk_tensor_matrix_count(t), bytes = source->size_bytes / matrices;
+    const uint8_t *section = spk_pack_section(p, t->section, &section_bytes);
+    uint8_t *got = malloc(bytes);
+    for (uint64_t m = 0; m < matrices; m++) {
+        spk_matrix matrix = spk_tensor_matrix(t, section, m);
+        spk_layout_get_rows(&matrix, 0, t->dims[1], got);
+        CHECK(memcmp(source->data + m * bytes, got, bytes) == 0, "%s matrix %d", t->name, (int)m);
+    }
+    CHECK(t->relative_rmse <= 0 && t->max_abs_error <= 0 && t->cosine >= 1, "%s is copied, with an error", t->name);
+    free(got);
+}
+
+/* Every tensor of the pack against the source; returns how many were requantized. */
+static int check_pack(const char *pack_path, const char *source_path, const char *imatrix_path) {
+    spk_pack *p = NULL;
+    spk_gguf *source = NULL;
+    spk_imatrix *imatrix = NULL;
+    int requantized = 0;
+    CHECK_OK(spk_pack_open(pack_path, &p, &err), err);
+    CHECK_OK(spk_gguf_open(source_path, &source, &err), err);
+    if (imatrix_path != NULL) CHECK_OK(spk_imatrix_open(imatrix_path, &imatrix, &err), err);
+    if (p == NULL || source == NULL) return -1;
+    CHECK(spk_pack_tensor_count(p) == spk_gguf_tensor_count(source), "tensor count");
+    for (uint64_t i = 0; i < spk_pack_tensor_count(p); i++) {
+        const spk_tensor *t = &spk_pack_tensors(p)[i];
+        const spk_gguf_tensor *s = spk_gguf_tensor_at(source, i);
+        CHECK(strcmp(t->name, s->name) == 0 && t->source_type == s->type, "tensor %d: %s", (int)i, t->name);
+        if (t->type == s->type) {
+            expect_copied(p, t, s);
+        } else {
+            expect_requantized(p, t, s, imatrix);
+            requantized++;
+        }
+    }
+    spk_imatrix_close(imatrix);
+    spk_gguf_close(source);
+    spk_pack_close(p);
+    return requantized;
+}
+
+static void requantized_tensors_are_the_quantizers_and_others_the_sources(void) {
+    gb_make_dir(dir);
+    const char *packed = in_dir("ffn.spk");
+    CHECK_OK(pack(TINY36, packed, &(pack_request){ .recipe = "ffn" }), err);
+    CHECK(check_pack(packed, TINY36, NULL) == 32, "24 shared and 8 routed tensors");
+    spk_pack *p;
+    CHECK_OK(spk_pack_open(packed, &p, &err), err);
+    const spk_provenance *provenance = spk_pack_provenance(p);
+    gguf_build source = read_file(TINY36);
+    spk_digest digest = spk_digest_of(source.bytes, source.size);
+    CHECK(memcmp(&digest, &provenance->source_digest, sizeof digest) == 0, "digest of the source");
+    CHECK(provenance->source_bytes == source.size, "size of the source");
+    CHECK(strcmp(provenance->source_name, "tiny-qwen36-ud-q4_k_m.gguf") == 0, "%s", provenance->source_name);
+    CHECK(strcmp(provenance->recipe_name, "ffn") == 0 && strstr(provenance->recipe_text, "rule blk") != NULL, "recipe");
+    CHECK(strcmp(provenance->imatrix_name, "") == 0, "%s", provenance->imatrix_name);
+    CHECK_OK(spk_pack_verify(p, 1, NULL, NULL, &err), err);
+    gb_free(&source);
+    spk_pack_close(p);
+    gb_remove_dir(dir);
+}
+
+static void float_sources_are_requantized(void) {
+    if (access(TINY36_BF16, R_OK) != 0) {
+        SKIP("build/models/tiny-qwen36-bf16.gguf is not there (make test unpacks it)");
+        return;
+    }
+    gb_make_dir(dir);
+    const char *packed = in_dir("x.spk");
+    CHECK_OK(pack(TINY36_BF16, packed, &(pack_request){ .recipe = "native", .set = ".*_exps\\.weight=Q6_K" }), err);
+    CHECK(check_pack(packed, TINY36_BF16, NULL) == 24, "three tensors in each of eight layers");
+    gb_remove_dir(dir);
+}
+
+static void the_number_of_threads_changes_nothing(void) {
+    gb_make_dir(dir);
+    const char *one = in_dir("1.spk"), *two = in_dir("2.spk"), *five = in_dir("5.spk");
+    CHECK_OK(pack(TINY36, one, &(pack_request){ .recipe = "fast", .thread_count = 1 }), err);
+    CHECK_OK(pack(TINY36, two, &(pack_request){ .recipe = "fast", .thread_count = 2 }), err);
+    CHECK_OK(pack(TINY36, five, &(pack_request){ .recipe = "fast", .thread_count = 5 }), err);
+    CHECK(same_bytes(one, two) && same_bytes(one, five), "packs differ");
+    gb_remove_dir(dir);
+}
+
+/* ---- Sources made from the tiny model ---- */
+
+typedef struct {
+    uint64_t    tensor_begin, tensor_end;
+    const char *omitted_key;         /* left out of the metadata, or NULL */
+    gguf_build  more_kvs;            /* appended to it */
+    uint64_t    more_kv_count;
+    uint64_t    vocab_size;          /* != 0: token_embd and output get so many rows, of random weights */
+} edit;
+
+static bool has_vocab(const spk_gguf_tensor *t) {
+    return strcmp(t->name, "token_embd.weight") == 0 || strcmp(t->name, "output.weight") == 0;
+}
+
+/* A tensor's data, from the source or, with rows made up, random with small scales. */
+static void append_tensor(spk_gguf_writer *writer, const spk_gguf_tensor *t, uint64_t vocab_size) {
+    if (vocab_size == 0 || !has_vocab(t)) {
+        CHECK_OK(spk_gguf_writer_append(writer, t->data, t->size_bytes, &err), err);
+        return;
+    }
+    const spk_type_info *type = spk_type_find(t->type);
+    uint64_t row_bytes = t->dims[0] / type->block_weights * type->block_bytes, seed = t->type;
+    uint8_t *row = malloc(row_bytes);
+    for (uint64_t r = 0; r < vocab_size; r++) {
+        for (uint64_t i = 0; i < row_bytes; i++) row[i] = (uint8_t)check_random(&seed);
+        for (uint64_t block = 0; block < row_bytes; block += type->block_bytes) {
+            /* d ends a Q6_K block and begins a Q8_0 one. */
+            uint64_t d = t->type == SPK_TYPE_Q6_K ? block + type->block_bytes - 2 : block;
+            row[d] = (uint8_t)r;
+            row[d + 1] = 0x10;
+        }
+        CHECK_OK(spk_gguf_writer_append(writer, row, row_bytes, &err), err);
+    }
+    free(row);
+}
+
+static void write_edited(const char *source_path, const char *out_path, const edit *e) {
+    spk_gguf *source;
+    CHECK_OK(spk_gguf_open(source_path, &source, &err), err);
+    gguf_build kvs = { 0 };
+    uint64_t kv_count = e->more_kv_count, tensor_count = e->tensor_end - e->tensor_begin;
+    for (uint64_t i = 0; i < spk_gguf_kvs(source)->count; i++) {
+        const spk_kv *kv = &spk_gguf_kvs(source)->items[i];
+        if (e->omitted_key != NULL && spk_text_equal(kv->key, e->omitted_key)) continue;
+        gb_raw(&kvs, kv->entry, kv->entry_bytes);
+        kv_count++;
+    }
+    if (e->more_kv_count > 0) gb_raw(&kvs, e->more_kvs.bytes, e->more_kvs.size);
+    spk_gguf_tensor_spec *specs = calloc(tensor_count, sizeof *specs);
+    for (uint64_t i = 0; i < tensor_count; i++) {
+        const spk_gguf_tensor *t = spk_gguf_tensor_at(source, e->tensor_begin + i);
+        memcpy(specs[i].name, t->name, sizeof specs[i].name);
+        memcpy(specs[i].dims, t->dims, sizeof specs[i].dims);
+        specs[i].type = t->type;
+        specs[i].dim_count = t->dim_count;
+        if (e->vocab_size != 0 && has_vocab(t)) specs[i].dims[1] = e->vocab_size;
+    }
+    spk_gguf_writer_options options = { .path = out_path, .version = 3, .kv_bytes = kvs.bytes,
+                                        .kv_bytes_size = kvs.size, .kv_count = kv_count,
+                                        .alignment_bytes = spk_gguf_alignment_bytes(source), .tensors = specs,
+                                        .tensor_count = tensor_count };
+    spk_gguf_writer *writer;
+    CHECK_OK(spk_gguf_writer_begin(&options, &writer, &err), err);
+    for (uint64_t i = 0; i < tensor_count; i++)
+        append_tensor(writer, spk_gguf_tensor_at(source, e->tensor_begin + i), e->vocab_size);
+    CHECK_OK(spk_gguf_writer_commit(writer, &err), err);
+    gb_free(&kvs);
+    free(specs);
+    spk_gguf_close(source);
+}
+
+static uint64_t tensor_count_of(const char *path) {
+    spk_gguf *source;
+    CHECK_OK(spk_gguf_open(path, &source, &err), err);
+    uint64_t count = spk_gguf_tensor_count(source);
+    spk_gguf_close(source);
+    return count;
+}
+
+/* Long enough for several runs, and the last row group is short. */
+static void a_long_matrix_is_cut_and_comes_out_whole(void) {
+    gb_make_dir(dir);
+    const char *source = in_dir("long.gguf"), *packed = in_dir("long.spk"), *other = in_dir("long5.spk");
+    write_edited(TINY36, source, &(edit){ .tensor_end = tensor_count_of(TINY36), .vocab_size = 40003 });
+    expect_round_trip(source);
+    pack_request request = { .recipe = "fast", .set = "token_embd\\.weight=Q6_K", .thread_count = 2 };
+    CHECK_OK(pack(source, packed, &request), err);
+    CHECK(check_pack(packed, source, NULL) == 24 + 8 + 4 + 18 + 2, "all of fast, and the embedding");
+    request.thread_count = 5;
+    CHECK_OK(pack(source, other, &request), err);
+    CHECK(same_bytes(packed, other), "five threads make another pack than two");
+    gb_remove_dir(dir);
+}
+
+static void a_split_source_makes_the_same_pack(void) {
+    gb_make_dir(dir);
+    uint64_t total = tensor_count_of(TINY36), half = total / 2;
+    const char *names[] = { in_dir("m-00001-of-00002.gguf"), in_dir("m-00002-of-00002.gguf") };
+    for (uint16_t part = 0; part < 2; part++) {
+        edit e = { .tensor_begin = part == 0 ? 0 : half, .tensor_end = part == 0 ? half : total, .more_kv_count = 3 };
+        gb_kv_split(&e.more_kvs, part, 2, (int32_t)total);
+        write_edited(TINY36, names[part], &e);
+        gb_free(&e.more_kvs);
+    }
+    const char *split = in_dir("split.spk"), *single = in_dir("single.spk");
+    CHECK_OK(pack(names[1], split, &(pack_request){ .recipe = "ffn" }), err);   /* any part will do */
+    CHECK_OK(pack(TINY36, single, &(pack_request){ .recipe = "ffn" }), err);
+    spk_pack *a, *b;
+    CHECK_OK(spk_pack_open(split, &a, &err), err);
+    CHECK_OK(spk_pack_open(single, &b, &err), err);
+    for (uint32_t place = 1; place <= SPK_PLACE_COUNT; place++) {
+        uint64_t a_bytes, b_bytes;
+        const uint8_t *x = spk_pack_section(a, place, &a_bytes), *y = spk_pack_section(b, place, &b_bytes);
+        CHECK(a_bytes == b_bytes && (a_bytes == 0 || memcmp(x, y, a_bytes) == 0), "section %u differs", place);
+    }
+    CHECK(spk_kv_find(spk_pack_kvs(a), "split.count") == NULL, "split.count in a pack of one file");
+    uint64_t parts_bytes = 0;
+    for (int part = 0; part < 2; part++) {
+        gguf_build bytes = read_file(names[part]);
+        parts_bytes += bytes.size;
+        gb_free(&bytes);
+    }
+    CHECK(spk_pack_provenance(a)->source_bytes == parts_bytes, "bytes of both parts");
+    CHECK(strcmp(spk_pack_provenance(a)->source_name, "m-00001-of-00002.gguf") == 0, "named after the first part");
+    spk_pack_close(a);
+    spk_pack_close(b);
+
+    split = in_dir("native.spk");
+    const char *merged = in_dir("merged.gguf");
+    CHECK_OK(pack(names[0], split, &(pack_request){ .recipe = "native" }), err);
+    CHECK_OK(unpack(split, merged), err);
+    CHECK(same_bytes(merged, TINY36), "the parts, merged, are the model that was split");
+    gb_remove_dir(dir);
+}
+
+static void odd_tokenizer_arrays_are_carried(void) {
+    gb_make_dir(dir);
+    edit e = { .tensor_end = tensor_count_of(TINY36), .omitted_key = "tokenizer.ggml.token_type", .more_kv_count = 4 };
+    gb_array(&e.more_kvs, "tokenizer.ggml.token_type", SPK_KV_U8, 3);       /* too short, and of another type */
+    gb_raw(&e.more_kvs, "\x01\x02\xff", 3);
+    gb_array(&e.more_kvs, "tokenizer.ggml.scores", SPK_KV_F64, 0);
+    gb_array(&e.more_kvs, "tokenizer.ggml.precompiled_charsmap", SPK_KV_I8, 2);
+    gb_raw(&e.more_kvs, "\xff\xff", 2);
+    gb_array(&e.more_kvs, "tokenizer.ggml.added_tokens", SPK_KV_STRING, 2);
+    gb_text(&e.more_kvs, "<0x-1>\0", 7);
+    gb_text(&e.more_kvs, "", 0);
+    const char *source = in_dir("odd.gguf");
+    write_edited(TINY36, source, &e);
+    expect_round_trip(source);
+    gb_free(&e.more_kvs);
+    gb_remove_dir(dir);
+}
+
+/* ---- Refusals ---- */
+
+static void expect_no_pack(const char *source_path, pack_request request, spk_status want, const char *in_message) {
+    int before = gb_file_count(dir);
+    const char *packed = in_dir("no.spk");
+    CHECK(pack(source_path, packed, &request) == want, "expected %s: %s", spk_status_name(want), err.text);
+    CHECK(strstr(err.text, in_message) != NULL, "'%s' is not in: %s", in_message, err.text);
+    CHECK(gb_file_count(dir) == before, "a file was left");
+}
+
+static void a_nonfinite_source_is_refused_where_it_is_requantized(void) {
+    gb_make_dir(dir);
+    static const struct { const char *tensor; uint64_t block, byte; uint16_t half; const char *where; } cases[] = {
+        { "blk.2.ffn_down_exps.weight", 3 * 256 + 17, 0, 0x7e00, "expert 3, row 17, block 0" },   /* Q5_K: d */
+        { "blk.2.ffn_down_exps.weight", 7 * 256 + 255, 2, 0xfc00, "expert 7, row 255, block 0" }, /* Q5_K: dmin */
+        { "blk.7.ffn_down_exps.weight", 1, 208, 0x7c00, "expert 0, row 1, block 0" },             /* Q6_K */
+        { "blk.1.ffn_up_shexp.weight", 5 * 8 + 3, 0, 0x7c01, "row 5, block 3" } };                /* Q8_0 */
+    const char *source = in_dir("bad.gguf");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        gguf_build b = read_file(TINY36);
+        spk_gguf *tiny;
+        CHECK_OK(spk_gguf_open(TINY36, &tiny, &err), err);
+        const spk_gguf_tensor *t = spk_gguf_tensor_find(tiny, cases[i].tensor);
+        uint64_t block_bytes = spk_type_find(t->type)->block_bytes;
+        memcpy(b.bytes + t->file_offset_bytes + cases[i].block * block_bytes + cases[i].byte, &cases[i].half, 2);
+        spk_gguf_close(tiny);
+        gb_save(&b, source);
+        gb_free(&b);
+        for (uint32_t threads = 1; threads <= 5; threads += 4) {
+            pack_request request = { .recipe = "ffn", .thread_count = threads };
+            expect_no_pack(source, request, SPK_E_NONFINITE, cases[i].tensor);
+            CHECK(strstr(err.text, cases[i].where) != NULL, "%s is not in: %s", cases[i].where, err.text);
+        }
+    }
+    expect_round_trip(source);   /* what is only copied may hold anything */
+    gb_remove_dir(dir);
+}
+
+/* Sets the u32 of a key in a copy of the tiny model. */
+static void write_with_u32(const char *path, const char *key, uint32_t value) {
+    gguf_build b = read_file(TINY36);
+    uint8_t *at = memmem(b.bytes, b.size, key, strlen(key));
+    CHECK(at != NULL && at[strlen(key)] == SPK_KV_U32, "%s", key);
+    if (at != NULL) memcpy(at + strlen(key) + 4, &value, sizeof value);
+    gb_save(&b, path);
+    gb_free(&b);
+}
+
+static void a_zero_count_is_refused(void) {
+    static const char *const keys[] = { "block_count", "attention.head_count", "attention.head_count_kv",
+                                        "embedding_length", "ssm.time_step_rank", "ssm.group_count",
+                                        "expert_used_count" };
+    gb_make_dir(dir);
+    const char *source = in_dir("zero.gguf");
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        char key[80];
+        (void)snprintf(key, sizeof key, "qwen35moe.%s", keys[i]);
+        write_with_u32(source, key, 0);
+        int before = gb_file_count(dir);
+        CHECK(pack(source, in_dir("no.spk"), &(pack_request){ .recipe = "native" }) != SPK_OK, "%s of 0", keys[i]);
+        CHECK(strstr(err.text, "zero.gguf") != NULL && strstr(err.text, keys[i]) != NULL, "%s: %s", keys[i], err.text);
+        CHECK(gb_file_count(dir) == before, "a file was left");
+    }
+    gb_remove_dir(dir);
+}
+
+static void the_source_and_existing_files_are_kept(void) {
+    gb_make_dir(dir);
+    const char *source = in_dir("a.gguf"), *link_path = in_dir("b.gguf"), *packed = in_dir("a.spk");
+    gguf_build b = read_file(TINY36);
+    gb_save(&b, source);
+    CHECK(symlink(source, link_path) == 0, "symlink");
+    pack_request forced = { .recipe = "native", .replace = true };
+    CHECK(pack(source, source, &forced) == SPK_E_EXISTS && strstr(err.text, "source"), "%s", err.text);
+    CHECK(pack(source, link_path, &forced) == SPK_E_EXISTS && strstr(err.text, "source"), "%s", err.text);
+    CHECK(same_bytes(source, TINY36), "the source was written to");
+
+    gguf_build old = { 0 };
+    gb_raw(&old, "old", 3);
+    gb_save(&old, packed);
+    CHECK(pack(source, packed, &(pack_request){ .recipe = "native" }) == SPK_E_EXISTS, "%s", err.text);
+    uint16_t infinity = 0x7c00;
+    spk_gguf *tiny;
+    CHECK_OK(spk_gguf_open(TINY36, &tiny, &err), err);
+    memcpy(b.bytes + spk_gguf_tensor_find(tiny, "blk.7.ffn_down_shexp.weight")->file_offset_bytes, &infinity, 2);
+    spk_gguf_close(tiny);
+    gb_save(&b, source);
+    CHECK(pack(source, packed, &(pack_request){ .recipe = "ffn", .replace = true }) == SPK_E_NONFINITE, "%s", err.text);
+    gguf_build still = read_file(packed);
+    CHECK(still.size == 3 && memcmp(still.bytes, "old", 3) == 0, "an old file went with a failure");
+    gb_free(&still);
+    CHECK_OK(pack(source, packed, &forced), err);
+    spk_pack *p;
+    CHECK_OK(spk_pack_open(packed, &p, &err), err);
+    CHECK(spk_unpack(p, packed, true, NULL, NULL, &err) == SPK_E_EXISTS, "%s", err.text);
+    CHECK(spk_unpack(p, source, false, NULL, NULL, &err) == SPK_E_EXISTS, "%s", err.text);
+    spk_pack_close(p);
+    gb_free(&old);
+    gb_free(&b);
+    gb_remove_dir(dir);
+}
+
+static void a_damaged_pack_is_not_unpacked(void) {
+    gb_make_dir(dir);
+    const char *packed = in_dir("a.spk"), *out = in_dir("a.gguf");
+    CHECK_OK(pack(TINY36, packed, &(pack_request){ .recipe = "native" }), err);
+    gguf_build b = read_file(packed);
+    b.bytes[b.size / 2] ^= 1;
+    gb_save(&b, packed);
+    CHECK(unpack(packed, out) == SPK_E_CHECKSUM, "%s", err.text);
+    CHECK(gb_file_count(dir) == 1, "a file was left");
+    gb_free(&b);
+    gb_remove_dir(dir);
+}
+
+/* ---- Importance ---- */
+
+static void importance_is_used_and_what_lacks_it_is_listed(void) {
+    gb_make_dir(dir);
+    const char *with = in_dir("with.spk"), *without = in_dir("without.spk"), *imatrix = in_dir("imatrix.gguf");
+    pack_request request = { .recipe = "fast", .imatrix_path = IMATRIX };
+    CHECK_OK(pack(TINY36, with, &request), err);
+    CHECK(request.fallback_count == 1 && strcmp(request.fallbacks[0], "output.weight: no entry") == 0, "%d: %s",
+          (int)request.fallback_count, request.fallbacks[0]);
+    CHECK(check_pack(with, TINY36, IMATRIX) == 55, "all of fast");
+    CHECK_OK(pack(TINY36, without, &(pack_request){ .recipe = "fast" }), err);
+    CHECK(!same_bytes(with, without), "importance makes no difference");
+
+    gguf_build b = read_file(IMATRIX);      /* expert 3 was never counted, and expert 5 is NaN */
+    spk_gguf *entries;
+    CHECK_OK(spk_gguf_open(IMATRIX, &entries, &err), err);
+    const spk_gguf_tensor *counts = spk_gguf_tensor_find(entries, "blk.4.ffn_down_exps.weight.counts");
+    const spk_gguf_tensor *values = spk_gguf_tensor_find(entries, "blk.4.ffn_down_exps.weight.in_sum2");
+    CHECK(counts != NULL && values != NULL && values->dims[0] == 256, "the imatrix of the tiny model");
+    if (counts != NULL && values != NULL) {
+        float zero = 0, nan = NAN;
+        memcpy(b.bytes + counts->file_offset_bytes + 3 * sizeof zero, &zero, sizeof zero);
+        memcpy(b.bytes + values->file_offset_bytes + (5 * 256 + 100) * sizeof nan, &nan, sizeof nan);
+    }
+    spk_gguf_close(entries);
+    gb_save(&b, imatrix);
+    gb_free(&b);
+    request = (pack_request){ .recipe = "ffn", .imatrix_path = imatrix, .replace = true };
+    CHECK_OK(pack(TINY36, with, &request), err);
+    CHECK(request.fallback_count == 2 &&
+          strcmp(request.fallbacks[0], "blk.4.ffn_down_exps.weight expert 3: no usable values") == 0 &&
+          strcmp(request.fallbacks[1], "blk.4.ffn_down_exps.weight expert 5: no usable values") == 0,
+          "%d: %s; %s", (int)request.fallback_count, request.fallbacks[0], request.fallbacks[1]);
+    CHECK(check_pack(with, TINY36, imatrix) == 32, "all of ffn");
+    gb_remove_dir(dir);
+}
+
+static void an_imatrix_of_another_model_is_refused(void) {
+    gb_make_dir(dir);
+    pack_request request = { .recipe = "native", .imatrix_path = IMATRIX,
+                             .set = "blk\\.0\\.ffn_down_exps\\.weight=Q5_K" };
+    expect_no_pack("tests/models/tiny-qwen3moe-q4_k_m.gguf", request, SPK_E_MISMATCH, "blk.0.ffn_down_exps.weight");
+    gb_remove_dir(dir);
+}
+
+int main(void) {
+    RUN(a_native_pack_gives_the_source_back);
+    RUN(requantized_tensors_are_the_quantizers_and_others_the_sources);
+    RUN(float_sources_are_requantized);
+    RUN(the_number_of_threads_changes_nothing);
+    RUN(a_long_matrix_is_cut_and_comes_out_whole);
+    RUN(a_split_source_makes_the_same_pack);
+    RUN(odd_tokenizer_arrays_are_carried);
+    RUN(a_nonfinite_source_is_refused_where_it_is_requantized);
+    RUN(a_zero_count_is_refused);
+    RUN(the_source_and_existing_files_are_kept);
+    RUN(a_damaged_pack_is_not_unpacked);
+    RUN(importance_is_used_and_what_lacks_it_is_listed);
+    RUN(an_imatrix_of_another_model_is_refused);
+    return CHECK_EXIT();
+}

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# spk-info from outside: what it says of packs and GGUF files, what --verify finds, and exit statuses.
+set -u
+status=0
+check() { if eval "$2"; then echo "ok $1"; else echo "FAIL $1: $2"; status=1; sed 's/^/  /' "$dir/out" "$dir/err" | head -n 20; fi; }
+
+model=packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.gguf
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+pack=$dir/native.spk
+requantized=$dir/q4.spk
+
+info() { "$SPK_BIN/spk-info" "$@" >"$dir/out" 2>"$dir/err"; rc=$?; }
+says() { grep -qE -- "$1" "$dir/out" "$dir/err"; }
+field() { sed -n "s/^[[:space:]]*\"$1\":[[:space:]]*\([^,]*\),\{0,1\}$/\1/p" "$dir/out" | sed -n "${2:-1}p"; }
+
+"$SPK_BIN/spk-pack" --quiet --recipe native $model "$pack" >"$dir/out" 2>"$dir/err" &&
+    "$SPK_BIN/spk-pack" --quiet --recipe native --set '.*ffn_down_exps.*=Q4_K' $model "$requantized" >>"$dir/out" 2>>"$dir/err"
+check "packs are made" '[ $? -eq 0 ]'
+
+info "$pack"
+check "file, format and root" '[ $rc -eq 0 ] && says "^file .*native.spk .*$(stat -c %s "$pack") bytes" && says "^format +spk 1\.0, root [0-9a-f]{32}$"'
+check "the model's fingerprint" 'says "^model +qwen35moe L8 H256 V4096 "'
+check "the source" 'says "^source +tiny-qwen36-ud-q4_k_m.gguf .* 13946944 bytes, GGUF 3, alignment 32" && says "XXH3-128 [0-9a-f]{32}$"'
+check "recipe and tool" 'says "^recipe +native, imatrix none, made by spk-pack [0-9.]+$"'
+check "a census of types" 'says "^type +Q4_K +16 tensors +4718592 bytes$" && says "^type +Q5_K +6 tensors +2162688 bytes$"'
+check "all sections" '[ "$(grep -cE "^  (CONFIG|META|STATIC|EXPERTS|EMBEDDING|TENSORS|PROVENANCE|CHUNKS) +[0-9]+ +[0-9]+ +[0-9]+  [0-9a-f]{32}$" "$dir/out")" = 8 ]'
+check "no tensors unless asked" '! says "blk.0"'
+info --tensors "$pack"
+check "a line for each tensor" '[ $rc -eq 0 ] && [ "$(grep -cE "^  [a-z0-9_.]+ +[A-Z0-9_]+ +[0-9x]+ +[0-9]+ bytes  (ROWS|T32 ) [A-Z]+$" "$dir/out")" = 149 ]'
+check "with type, shape, layout and place" 'says "^  blk\.0\.ffn_up_exps\.weight +Q4_K +256x256x8 +294912 bytes  T32  EXPERTS$"'
+info --tensors "$requantized"
+check "requantized types are told from copied ones" 'says "^type +Q5_K -> Q4_K +6 tensors +1769472 bytes$" && says "^type +Q4_K +16 tensors"'
+check "their errors" '[ "$(grep -cE "ffn_down_exps.* from Q[56]_K, rel. RMSE 0\.0[1-9][0-9]+$" "$dir/out")" = 8 ]'
+
+info --json --tensors "$requantized"
+check "JSON: numbers and texts" '[ $rc -eq 0 ] && [ "$(field file_bytes)" = "$(stat -c %s "$requantized")" ] && [ "$(field recipe_name)" = "\"native\"" ] && [ "$(field source_bytes)" = 13946944 ]'
+check "JSON: the recipe's complete text" 'grep "\"recipe_text\"" "$dir/out" | grep -qF "rule .*ffn_down_exps.* * -> Q4_K\\n"'
+check "JSON: every tensor" '[ "$(grep -c "\"unit_stride_bytes\"" "$dir/out")" = 149 ]'
+check "JSON: nothing that JSON does not have" '! grep -qiE "[^a-z](nan|inf|null)[^a-z]" "$dir/out"'
+
+info --verify --threads 2 "$pack"
+check "verify counts bytes and chunks" '[ $rc -eq 0 ] && says "^verified 13869056 bytes in 5 chunks at [0-9.]+ GB/s$"'
+info --verify --json "$pack"
+check "verify in JSON" '[ $rc -eq 0 ] && [ "$(field chunks)" = 5 ] && [ "$(field bytes "$(grep -c "\"bytes\"" "$dir/out")")" = 13869056 ]'
+
+# Flip the lowest bit of the byte at an offset.
+flip() { printf "\\x$(printf %02x $(($(od -An -tu1 -j "$2" -N1 "$1") ^ 1)))" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none; }
+cp "$pack" "$dir/bad.spk"
+flip "$dir/bad.spk" 12000000
+info "$dir/bad.spk"
+check "damaged weights are not seen without --verify" '[ $rc -eq 0 ]'
+info --verify "$dir/bad.spk"
+check "verify names chunk, offset and tensor" '[ $rc -eq 1 ] && says "R23: chunk 1 of section EXPERTS \([0-9]+ bytes at file offset [0-9]+\) .*: blk\.[0-9]\.ffn_[a-z]+_exps" && [ ! -s "$dir/out" ]'
+cp "$pack" "$dir/bad.spk"
+flip "$dir/bad.spk" 9000
+info "$dir/bad.spk"
+check "damaged metadata are always seen" '[ $rc -eq 1 ] && says "R12: section META"'
+head -c 9000000 "$pack" >"$dir/bad.spk"
+info "$dir/bad.spk"
+check "a cut file is called truncated" '[ $rc -eq 1 ] && says "truncated: file has 9000000 bytes"'
+
+info $model
+check "a GGUF file" '[ $rc -eq 0 ] && says "^format +GGUF 3, alignment 32, 1 file$" && says "^model +qwen35moe" && says "^metadata +39 entries$" && says "^type +Q6_K +3 tensors +1720320 bytes$"'
+info --tensors --json $model
+check "a GGUF file as JSON" '[ $rc -eq 0 ] && [ "$(field format)" = "\"gguf\"" ] && [ "$(grep -c "\"dims\"" "$dir/out")" = 149 ]'
+info tests/models/tiny-qwen36.imatrix.gguf
+check "a GGUF file that is no model" '[ $rc -eq 0 ] && says "^model +none that spk runs: .*general.architecture"'
+
+refuses() { check "refuses $1" "[ \$rc -eq $2 ] && says '$3' && [ ! -s \"\$dir/out\" ]"; }
+info --verify $model
+refuses "to verify a GGUF file" 2 "--verify: .* is a GGUF file"
+info tests/run.sh
+refuses "other files" 1 "neither a .spk pack nor a GGUF file"
+info "$dir"
+refuses "a directory" 1 "directory"
+info "$dir/nowhere.spk"
+refuses "a missing file" 1 "nowhere.spk: No such file"
+info
+refuses "no file" 2 "expected one FILE, found 0"
+info "$pack" $model
+refuses "two files" 2 "expected one FILE, found 2"
+info --threads 0 "$pack"
+refuses "no threads" 2 "--threads .0.: expected a whole number from 1"
+info --threads
+refuses "a missing value" 2 "--threads needs a value"
+info --nonsense "$pack"
+refuses "an unknown option" 2 "unknown option .--nonsense"
+info -x "$pack"
+refuses "an unknown letter" 2 "unknown option .-x"
+info --help
+check "help names every option" '[ $rc -eq 0 ] && for o in tensors verify threads json help version; do says "--$o" || false; done && [ "$(head -n 1 "$dir/out")" = "usage: spk-info [options] FILE" ]'
+info --version
+check "version" '[ $rc -eq 0 ] && says "^spk-info [0-9.]+, reads .spk 1\.0$"'
+"$SPK_BIN/spk-info" "$pack" >/dev/full 2>"$dir/err"
+check "a full disk is an error" '[ $? -eq 1 ] && grep -q "writing the output" "$dir/err"'
+exit $status

@@ -1,0 +1,225 @@
+#!/usr/bin/env bash
+# tests/test_pack.sh - spk-pack and spk-unpack as commands: exit statuses, messages, and that a failure leaves nothing.
+set -u
+pack=$SPK_BIN/spk-pack unpack=$SPK_BIN/spk-unpack
+tiny=packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.gguf
+moe=tests/models/tiny-qwen3moe-q4_k_m.gguf
+bf16=build/models/tiny-qwen36-bf16.gguf
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+failed=0
+
+fail() { echo "  $*" >&2; result=FAIL; }
+skip() { result=SKIP why=": $*"; }
+
+# run STATUS COMMAND...: checks the exit status; a failure (1) must print one line on stderr and nothing on stdout, a
+# usage error (2) that line and a hint; stdout and stderr are kept in $dir/out and $dir/err.
+run() {
+    local want=$1 rc lines
+    shift
+    "$@" >"$dir/out" 2>"$dir/err" </dev/null
+    rc=$?
+    [ "$rc" -eq "$want" ] || fail "$* ended with $rc, expected $want: $(cat "$dir/err")"
+    lines=$(wc -l <"$dir/err")
+    if [ "$want" -ne 0 ]; then
+        [ ! -s "$dir/out" ] || fail "$* failed and printed a result"
+        [ "$lines" -ge 1 ] && [ "$lines" -le 2 ] || fail "$* printed $lines lines on stderr"
+    fi
+}
+says() { grep -qF -- "$2" "$dir/$1" || fail "'$2' is not in $1: $(cat "$dir/$1")"; }
+
+# Files in the work directory besides out and err, as one line.
+files() { (cd "$dir" && find . -type f ! -name out ! -name err | sort | tr '\n' ' '); }
+expect_files() { [ "$(files)" = "$1" ] || fail "files are '$(files)', expected '$1'"; }
+
+check() {
+    result=ok why=
+    "$1"
+    rm -rf "${dir:?}"/*
+    printf '%-4s %s%s\n' "$result" "$1" "$why"
+    [ "$result" != FAIL ] || failed=1
+}
+
+help_and_version() {
+    for tool in "$pack" "$unpack"; do
+        run 0 "$tool" --help; says out "usage: "; says out "exit status: 0 done"
+        run 0 "$tool" -h; says out "usage: "
+        run 0 "$tool" --version; grep -qE '^spk-(un)?pack [0-9.]+$' "$dir/out" || fail "version: $(cat "$dir/out")"
+    done
+    run 0 "$pack" -h
+    for recipe in native ffn safe fast; do says out "  $recipe "; done
+}
+
+wrong_usage_is_status_2() {
+    run 2 "$pack"; says err "found 0 paths"
+    run 2 "$pack" "$tiny"; says err "found 1 path"
+    run 2 "$pack" "$tiny" "$dir/a" "$dir/b"; says err "found 3 paths"
+    run 2 "$pack" --frobnicate "$tiny" "$dir/a"; says err "unknown option '--frobnicate'"
+    run 2 "$pack" -x "$tiny" "$dir/a"; says err "unknown option '-x'"
+    run 2 "$pack" "$tiny" "$dir/a" --recipe; says err "--recipe needs a value"
+    for n in 0 -1 2x 1025 99999999999999999999; do
+        run 2 "$pack" --threads $n "$tiny" "$dir/a"; says err "--threads '$n'"
+    done
+    run 2 "$pack" --set nonsense "$tiny" "$dir/a"; says err "REGEX=TYPE"
+    run 2 "$pack" --set 'output\.weight=Q3_K' "$tiny" "$dir/a"; says err "cannot requantize to 'Q3_K'"
+    printf 'recipe x\nrule a F32 to Q4_K\n' >"$dir/x.recipe"
+    run 2 "$pack" --recipe "$dir/x.recipe" "$tiny" "$dir/a"; says err "x.recipe:2: "
+    run 2 "$unpack" "$dir/a"; says err "found 1 path"
+    run 2 "$unpack" --fast "$dir/a" "$dir/b"; says err "unknown option '--fast'"
+    expect_files "./x.recipe "
+}
+
+a_pack_is_made_and_reported() {
+    run 0 "$pack" "$tiny" "$dir/a.spk"
+    says out "recipe     ffn (default)"
+    says out "rule blk\\.\\d+\\.ffn_down_exps\\.weight Q5_K,Q6_K -> Q4_K"
+    says out "rel. RMSE"; says out "cosine"; says out "per token"; says out "copied     F32      73 tensors"
+    [ "$(grep -c '^  blk' "$dir/out")" -eq 32 ] || fail "not one line for each of 32 requantized tensors"
+    [ ! -s "$dir/err" ] || fail "stderr: $(cat "$dir/err")"
+    expect_files "./a.spk "
+}
+
+json_is_complete() {
+    run 0 "$pack" --json --recipe fast "$tiny" "$dir/a.spk"
+    for key in source model recipe recipe_text requantized copied relative_rmse max_abs_error cosine \
+        token_bytes_before token_bytes_after pack_bytes seconds imatrix_fallbacks; do says out "\"$key\":"; done
+    says out "\"pack_bytes\":	$(stat -c %s "$dir/a.spk")"
+    if command -v python3 >/dev/null; then python3 -m json.tool "$dir/out" >/dev/null || fail "not JSON"; fi
+    run 0 "$pack" --json --dry-run "$tiny"; says out '"dry_run":	true'
+    grep -q relative_rmse "$dir/out" && fail "a dry run cannot know errors"
+}
+
+a_dry_run_touches_nothing() {
+    echo old >"$dir/a.spk"
+    run 0 "$pack" --dry-run "$tiny"; says out "dry run: nothing was written"; says out "Q5_K -> Q4_K"
+    run 0 "$pack" --dry-run --force --recipe fast "$tiny" "$dir/a.spk"; says out "output.weight"
+    run 0 "$pack" --dry-run "$tiny" "$dir/no/such/dir/x.spk"
+    [ "$(cat "$dir/a.spk")" = old ] || fail "the dry run wrote"
+    expect_files "./a.spk "
+}
+
+a_model_without_a_default_is_packed_natively_and_told() {
+    run 0 "$pack" "$moe" "$dir/a.spk"; says out "recipe     native"
+    says err "no recipe is the default of this model (qwen3moe"
+    run 0 "$pack" --quiet --force "$moe" "$dir/a.spk"
+    [ ! -s "$dir/err" ] || fail "--quiet: $(cat "$dir/err")"
+    run 0 "$pack" --recipe native --force "$moe" "$dir/a.spk"
+    [ ! -s "$dir/err" ] || fail "asked for, yet: $(cat "$dir/err")"
+    run 1 "$pack" --recipe ffn --force "$moe" "$dir/a.spk"; says err "ffn_(gate|up|down)_shexp"
+}
+
+a_default_that_does_not_fit_the_types_is_told() {
+    if [ ! -e "$bf16" ]; then skip "$bf16 is not there"; return; fi
+    run 0 "$pack" "$bf16" "$dir/a.spk"; says out "recipe     native"
+    says err "default does not fit"; says err "using 'native'"
+    run 1 "$pack" --recipe ffn "$bf16" "$dir/b.spk"; says err "BF16"
+    run 1 "$pack" --imatrix tests/models/tiny-qwen36.imatrix.gguf "$bf16" "$dir/b.spk"
+    expect_files "./a.spk "
+}
+
+existing_files_and_inputs_are_kept() {
+    cp "$tiny" "$dir/in.gguf"
+    cp tests/models/tiny-qwen36.imatrix.gguf "$dir/i.gguf"
+    ln "$dir/in.gguf" "$dir/hard.gguf"
+    echo old >"$dir/a.spk"
+    run 1 "$pack" "$tiny" "$dir/a.spk"; says err "exists"
+    [ "$(cat "$dir/a.spk")" = old ] || fail "replaced without --force"
+    run 1 "$pack" --force "$dir/in.gguf" "$dir/in.gguf"; says err "is the source itself"
+    run 1 "$pack" --force "$dir/in.gguf" "$dir/../$(basename "$dir")/hard.gguf"; says err "is the source itself"
+    run 1 "$pack" --force --imatrix "$dir/i.gguf" "$dir/in.gguf" "$dir/i.gguf"; says err "is an input"
+    run 1 "$pack" --force "$tiny" "$dir"; says err "directory"
+    cmp -s "$tiny" "$dir/in.gguf" || fail "the source changed"
+    run 0 "$pack" --force "$tiny" "$dir/a.spk"
+    expect_files "./a.spk ./hard.gguf ./i.gguf ./in.gguf "
+}
+
+a_bad_input_is_one_line_and_leaves_nothing() {
+    head -c 1000000 "$tiny" >"$dir/cut.gguf"
+    : >"$dir/empty.gguf"
+    mkfifo "$dir/fifo"
+    run 1 "$pack" "$dir/cut.gguf" "$dir/a.spk"; says err "cut.gguf"
+    run 1 "$pack" "$dir/empty.gguf" "$dir/a.spk"; says err "empty.gguf"
+    run 1 "$pack" "$dir/none.gguf" "$dir/a.spk"; says err "none.gguf"
+    run 1 "$pack" "$dir" "$dir/a.spk"
+    run 1 "$pack" "$dir/fifo" "$dir/a.spk"
+    run 1 "$pack" --recipe nosuch "$tiny" "$dir/a.spk"; says err "nosuch"
+    run 1 "$pack" --imatrix "$tiny" "$tiny" "$dir/a.spk"
+    run 1 "$pack" --set 'blk\.0\.ffn_gate_inp\.weight=Q8_0' "$tiny" "$dir/a.spk"; says err "is protected"
+    run 1 "$pack" --set 'blk\.0\.nothing=Q8_0' --recipe ffn "$tiny" "$dir/a.spk"; says err "matches no tensor"
+    run 1 "$pack" "$tiny" "$dir/no/such/dir/a.spk"; says err "/no/such/dir/a.spk"
+    run 1 "$pack" "$tiny" "$dir/cut.gguf/a.spk"
+    expect_files "./cut.gguf ./empty.gguf "
+}
+
+an_unwritable_directory_is_refused() {
+    run 1 "$pack" "$tiny" /proc/a.spk; says err "/proc/a.spk"   # root may not write there either
+    run 0 "$pack" "$tiny" "$dir/a.spk"
+    run 1 "$unpack" "$dir/a.spk" /proc/a.gguf; says err "/proc/a.gguf"
+}
+
+a_file_size_limit_leaves_nothing() {
+    (ulimit -f 4000; exec "$pack" "$tiny" "$dir/a.spk") >"$dir/out" 2>"$dir/err"
+    [ $? -eq 1 ] || fail "expected status 1: $(cat "$dir/err")"
+    says err "a.spk"
+    [ "$(wc -l <"$dir/err")" -eq 1 ] || fail "not one line: $(cat "$dir/err")"
+    expect_files ""
+}
+
+too_small_a_disk_is_told_before_the_work() {
+    mkdir "$dir/small"
+    if ! mount -t tmpfs -o size=4m spk-test "$dir/small" 2>/dev/null; then skip "cannot mount a tmpfs"; return; fi
+    run 1 "$pack" "$tiny" "$dir/small/a.spk"; says err "needs"; says err "available"
+    expect_files ""
+    umount "$dir/small"
+}
+
+a_full_stdout_is_a_failure() {
+    "$pack" --dry-run "$tiny" >/dev/full 2>"$dir/err"
+    [ $? -eq 1 ] || fail "expected status 1"
+    says err "writing the output"
+}
+
+a_terminated_run_leaves_nothing() {
+    if [ ! -e "$bf16" ]; then skip "$bf16 is not there"; return; fi
+    "$pack" --threads 1 --recipe native --set '.*_exps\.weight=Q6_K' "$bf16" "$dir/a.spk" >/dev/null 2>"$dir/err" &
+    local pid=$! tries=0
+    until compgen -G "$dir/a.spk.tmp-*" >/dev/null || [ -e "$dir/a.spk" ] || [ $((tries += 1)) -gt 100000 ]; do :; done
+    kill -TERM $pid 2>/dev/null
+    wait $pid 2>/dev/null
+    local rc=$?
+    if [ $rc -eq 0 ]; then skip "the run ended before the signal came"; return; fi
+    [ $rc -eq 143 ] || fail "ended with $rc, expected the signal: $(cat "$dir/err")"
+    expect_files ""
+}
+
+unpacking_gives_the_source_back() {
+    run 0 "$pack" --recipe native "$tiny" "$dir/a.spk"
+    run 0 "$unpack" "$dir/a.spk" "$dir/a.gguf"
+    [ ! -s "$dir/err" ] || fail "stderr: $(cat "$dir/err")"
+    cmp -s "$tiny" "$dir/a.gguf" || fail "the GGUF differs from the source"
+    run 1 "$unpack" "$dir/a.spk" "$dir/a.gguf"; says err "exists"
+    run 0 "$unpack" --force "$dir/a.spk" "$dir/a.gguf"
+    run 1 "$unpack" --force "$dir/a.spk" "$dir/a.spk"; says err "is the pack itself"
+    run 1 "$unpack" "$tiny" "$dir/b.gguf"; says err "tiny-qwen36-ud-q4_k_m.gguf"
+    expect_files "./a.gguf ./a.spk "
+}
+
+unpacking_a_requant_gives_a_gguf_and_says_so() {
+    run 0 "$pack" --recipe ffn "$tiny" "$dir/a.spk"
+    run 0 "$unpack" "$dir/a.spk" "$dir/a.gguf"; says err "32 tensors"; says err "recipe ffn"
+    run 0 "$unpack" --quiet --force "$dir/a.spk" "$dir/a.gguf"
+    [ ! -s "$dir/err" ] || fail "--quiet: $(cat "$dir/err")"
+    run 0 "$pack" --recipe ffn "$dir/a.gguf" "$dir/b.spk"   # all are Q4_K by now: copied, and the rules count as met
+    grep -q '^  blk' "$dir/out" && fail "requantized again"
+    expect_files "./a.gguf ./a.spk ./b.spk "
+}
+
+for t in help_and_version wrong_usage_is_status_2 a_pack_is_made_and_reported json_is_complete \
+    a_dry_run_touches_nothing \
+    a_model_without_a_default_is_packed_natively_and_told a_default_that_does_not_fit_the_types_is_told \
+    existing_files_and_inputs_are_kept a_bad_input_is_one_line_and_leaves_nothing an_unwritable_directory_is_refused \
+    a_file_size_limit_leaves_nothing too_small_a_disk_is_told_before_the_work a_full_stdout_is_a_failure \
+    a_terminated_run_leaves_nothing unpacking_gives_the_source_back unpacking_a_requant_gives_a_gguf_and_says_so; do
+    check $t
+done
+exit $failed

@@ -1,0 +1,502 @@
+/* tests/test_quant.c - the quantizers: accuracy against plain fits, exactness, corner cases, and the same bytes always. */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/dequant.h"
+#include "formats/spk.h"
+#include "requant/quant.h"
+#include "requant/quant_internal.h"
+#include "tests/check.h"
+
+enum { ROWS = 24, COLS = 512, WEIGHTS = ROWS * COLS, BLOCK_BYTES_MAX = WEIGHTS * 34 / 32, GUARD = 64 };
+
+static const uint32_t types[] = { SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, SPK_TYPE_Q6_K, SPK_TYPE_Q8_0 };
+enum { TYPE_COUNT = sizeof types / sizeof *types };
+
+static float   weights[WEIGHTS], decoded[WEIGHTS], importance[COLS];
+static uint8_t blocks[BLOCK_BYTES_MAX], other_blocks[BLOCK_BYTES_MAX];
+
+/* ---- Data: sums of uniforms, near enough to a normal distribution and the same on every machine ---- */
+
+static float bell(uint64_t *state) {
+    float sum = 0;
+    for (int i = 0; i < 8; i++) sum += check_uniform(state);
+    return sum * 0.6f;                                       /* variance 1 within 4 % */
+}
+
+static void fill_bell(uint64_t seed, float scale) {
+    for (size_t i = 0; i < WEIGHTS; i++) weights[i] = bell(&seed) * scale;
+}
+
+static void fill_importance(uint64_t seed) {
+    for (size_t c = 0; c < COLS; c++) {
+        float u = check_uniform(&seed);
+        importance[c] = u * u * u * u * 20 + 0.05f;
+    }
+}
+
+/* Rows of every kind that has a name below, repeated. */
+static void fill_mixed(uint64_t seed) {
+    for (size_t r = 0; r < ROWS; r++)
+        for (size_t c = 0; c < COLS; c++) {
+            float b = bell(&seed) * 0.02f, u = check_uniform(&seed), x = b;
+            switch (r % 12) {
+            case 1:  x = fabsf(b); break;
+            case 2:  x = -fabsf(b); break;
+            case 3:  x = 1 + b; break;
+            case 4:  x = c == 77 ? 3.0f : b * 1e-3f; break;
+            case 5:  x = c == 300 ? -3.0f : b * 1e-3f; break;
+            case 6:  x = u < 0.8f ? 0.0f : b; break;
+            case 7:  x = b * 1e-5f; break;
+            case 8:  x = b * 1e6f; break;
+            case 9:  x = b * b * b * 100; break;
+            case 10: x = (c / 32) % 2 == 0 ? 0.0f : b; break;
+            case 11: x = -0.7f; break;
+            default: break;
+            }
+            weights[r * COLS + c] = x;
+        }
+}
+
+/* ---- Calls ---- */
+
+static size_t bytes_of(uint32_t type, size_t count) {
+    uint64_t bytes = 0;
+    CHECK(spk_type_bytes(type, count, &bytes, NULL) == SPK_OK, "%u", (unsigned)type);
+    return (size_t)bytes;
+}
+
+static spk_quant_job job_of(uint32_t type, const float *column_importance, void *out) {
+    return (spk_quant_job){ .type = type, .row_count = ROWS, .col_count = COLS, .weights = weights,
+                            .importance = column_importance, .blocks = out };
+}
+
+/* weights -> blocks -> decoded */
+static void requantize(uint32_t type, const float *column_importance) {
+    spk_error err = { 0 };
+    spk_quant_job job = job_of(type, column_importance, blocks);
+    CHECK_OK(spk_quantize(&job, &err), err);
+    spk_dequantize(type, blocks, WEIGHTS, decoded);
+}
+
+static double square_error(const float *y, const float *column_importance) {
+    double sum = 0;
+    for (size_t i = 0; i < WEIGHTS; i++) {
+        double off = (double)weights[i] - (double)y[i];
+        sum += off * off * (column_importance != NULL ? (double)column_importance[i % COLS] : 1.0);
+    }
+    return sum;
+}
+
+static double relative_error(const float *y) {
+    spk_quant_error sums = { 0 };
+    spk_quant_error_add(&sums, weights, y, WEIGHTS);
+    return spk_quant_error_relative_rmse(&sums);
+}
+
+/* ---- A plain fit for each type: the range of each sub-block, nothing searched ---- */
+
+static float round_half(float f) { return spk_f16_to_f32(spk_f32_to_f16(f)); }
+
+static float to_code(float v, float low, float high) { return fminf(fmaxf(nearbyintf(v), low), high); }
+
+static void plain_affine(float code_max) {
+    for (size_t start = 0; start < WEIGHTS; start += 256) {
+        float low[8], step[8], most_low = 0, most_step = 0;
+        for (size_t j = 0; j < 8; j++) {
+            float high = 0;
+            low[j] = 0;
+            for (size_t i = 0; i < 32; i++) {
+                low[j] = fminf(low[j], weights[start + 32 * j + i]);
+                high = fmaxf(high, weights[start + 32 * j + i]);
+            }
+            step[j] = (high - low[j]) / code_max;
+            most_low = fmaxf(most_low, -low[j]);
+            most_step = fmaxf(most_step, step[j]);
+        }
+        float d = round_half(most_step / 63), dmin = round_half(most_low / 63);
+        for (size_t j = 0; j < 8; j++)
+            for (size_t i = 0; i < 32; i++) {
+                float scale = d > 0 ? d * to_code(step[j] / d, 0, 63) : 0;
+                float min = dmin > 0 ? dmin * to_code(-low[j] / dmin, 0, 63) : 0;
+                float x = weights[start + 32 * j + i];
+                decoded[start + 32 * j + i] = (scale > 0 ? scale * to_code((x + min) / scale, 0, code_max) : 0) - min;
+            }
+    }
+}
+
+static float largest_magnitude(const float *x, size_t count) {
+    float largest = 0;
+    for (size_t i = 0; i < count; i++) largest = fmaxf(largest, fabsf(x[i]));
+    return largest;
+}
+
+static void plain_q6(void) {
+    for (size_t start = 0; start < WEIGHTS; start += 256) {
+        float d = round_half(largest_magnitude(weights + start, 256) / 31 / 127);
+        for (size_t i = 0; i < 256; i++) {
+            float step = largest_magnitude(weights + start + i / 16 * 16, 16) / 31;
+            float scale = d > 0 ? d * to_code(step / d, 0, 127) : 0;
+            decoded[start + i] = scale > 0 ? scale * to_code(weights[start + i] / scale, -32, 31) : 0;
+        }
+    }
+}
+
+static void plain_q8(void) {
+    for (size_t i = 0; i < WEIGHTS; i++) {
+        float d = round_half(largest_magnitude(weights + i / 32 * 32, 32) / 127);
+        decoded[i] = d > 0 ? d * to_code(weights[i] / d, -127, 127) : 0;
+    }
+}
+
+static double plain_error(uint32_t type, const float *column_importance) {
+    switch (type) {
+    case SPK_TYPE_Q4_K: plain_affine(15); break;
+    case SPK_TYPE_Q5_K: plain_affine(31); break;
+    case SPK_TYPE_Q6_K: plain_q6(); break;
+    default:            plain_q8(); break;
+    }
+    return square_error(decoded, column_importance);
+}
+
+/* ---- Tests ---- */
+
+static void makes_four_types_and_says_so(void) {
+    for (uint32_t type = 0; type < SPK_TYPE_LIMIT; type++) {
+        bool listed = false;
+        for (size_t t = 0; t < TYPE_COUNT; t++) listed |= types[t] == type;
+        CHECK(spk_quant_can_make(type) == listed, "type %u", (unsigned)type);
+    }
+}
+
+static void normal_weights_lose_little(void) {
+    /* Relative errors in percent, a little above what is reached. */
+    static const double bounds[TYPE_COUNT] = { 6.95, 3.40, 1.65, 0.48 };
+    fill_bell(1, 0.02f);
+    for (size_t t = 0; t < TYPE_COUNT; t++) {
+        requantize(types[t], NULL);
+        double percent = 100 * relative_error(decoded);
+        CHECK(percent < bounds[t], "%s: %.4f %%, bound %.2f %%", spk_type_name(types[t]), percent, bounds[t]);
+    }
+}
+
+static void beats_a_plain_fit_clearly(void) {
+    for (uint64_t seed = 2; seed < 5; seed++) {
+        fill_bell(seed, 0.02f);
+        fill_importance(seed);
+        for (size_t t = 0; t < TYPE_COUNT; t++)
+            for (int weighted = 0; weighted < 2; weighted++) {
+                const float *w = weighted ? importance : NULL;
+                double plain = plain_error(types[t], w);
+                requantize(types[t], w);
+                double ours = square_error(decoded, w);
+                CHECK(ours < 0.85 * plain, "%s %s: squared error %.4f of the plain fit's", spk_type_name(types[t]),
+                      weighted ? "weighted" : "unweighted", ours / plain);
+            }
+    }
+}
+
+static void is_never_worse_than_a_plain_fit_on_odd_rows(void) {
+    fill_mixed(6);
+    for (size_t t = 0; t < TYPE_COUNT; t++) {
+        double plain = plain_error(types[t], NULL), ours;
+        requantize(types[t], NULL);
+        ours = square_error(decoded, NULL);
+        CHECK(ours <= plain, "%s: %g, plain %g", spk_type_name(types[t]), ours, plain);
+    }
+}
+
+static void importance_lowers_the_weighted_error(void) {
+    fill_bell(7, 0.02f);
+    fill_importance(7);
+    for (size_t t = 0; t < TYPE_COUNT; t++) {
+        requantize(types[t], NULL);
+        double without = square_error(decoded, importance);
+        requantize(types[t], importance);
+        double with = square_error(decoded, importance);
+        CHECK(with < 0.93 * without, "%s: %.4f of the error without", spk_type_name(types[t]), with / without);
+    }
+}
+
+static void importance_has_no_unit(void) {
+    fill_bell(8, 0.02f);
+    fill_importance(8);
+    for (size_t t = 0; t < TYPE_COUNT; t++) {
+        requantize(types[t], importance);
+        size_t bytes = bytes_of(types[t], WEIGHTS);
+        memcpy(other_blocks, blocks, bytes);
+        for (int power = -100; power <= 100; power += 200) {
+            float scaled[COLS];
+            for (size_t c = 0; c < COLS; c++) scaled[c] = ldexpf(importance[c], power);
+            requantize(types[t], scaled);
+            CHECK(memcmp(blocks, other_blocks, bytes) == 0, "%s: times 2^%d", spk_type_name(types[t]), power);
+        }
+    }
+}
+
+static void columns_without_importance_are_not_neglected(void) {
+    fill_bell(9, 0.02f);
+    for (size_t c = 0; c < COLS; c++) importance[c] = c / 64 % 2 == 0 ? 0.0f : 3.0f;     /* whole sub-blocks */
+    for (size_t t = 0; t < TYPE_COUNT; t++) {
+        requantize(types[t], importance);
+        CHECK(relative_error(decoded) < 0.09, "%s: %g", spk_type_name(types[t]), relative_error(decoded));
+    }
+}
+
+/* Blocks with any scales and codes, such as other writers make. */
+static void random_blocks(uint32_t type, uint64_t *state) {
+    const spk_type_info *info = spk_type_find(type);
+    for (size_t at = 0; at < WEIGHTS / info->block_weights; at++) {
+        uint8_t *block = blocks + at * info->block_bytes;
+        for (size_t i = 0; i < info->block_bytes; i++) block[i] = (uint8_t)(check_random(state) >> 40);
+        uint16_t d = spk_f32_to_f16(ldexpf(1.0f + fabsf(check_uniform(state)), (int)(check_random(state) % 16) - 14));
+        uint16_t dmin = spk_f32_to_f16(spk_f16_to_f32(d) * (4 + 8 * fabsf(check_uniform(state))));
+        memcpy(type == SPK_TYPE_Q6_K ? block + offsetof(spk_block_q6_k, d) : block, &d, sizeof d);
+        if (type == SPK_TYPE_Q4_K || type == SPK_TYPE_Q5_K) memcpy(block + offsetof(spk_block_q4_k, dmin), &dmin, 2);
+        for (size_t i = 0; type == SPK_TYPE_Q8_0 && i < 32; i++) block[2 + i] = block[2 + i] == 128 ? 129 : block[2 + i];
+    }
+    spk_dequantize(type, blocks, WEIGHTS, weights);
+}
+
+static void blocks_of_the_type_come_back(void) {
+    uint64_t state = 10;
+    for (size_t t = 0; t < TYPE_COUNT; t++)
+        for (int round = 0; round < 4; round++) {
+            random_blocks(types[t], &state);
+            requantize(types[t], NULL);
+            CHECK(relative_error(decoded) < 2e-7, "%s: %g", spk_type_name(types[t]), relative_error(decoded));
+        }
+}
+
+static void requantizing_again_changes_nothing(void) {
+    for (size_t t = 0; t < TYPE_COUNT; t++)
+        for (int weighted = 0; weighted < 2; weighted++) {
+            fill_mixed(11);
+            fill_importance(11);
+            requantize(types[t], NULL);
+            memcpy(weights, decoded, sizeof weights);
+            requantize(types[t], weighted ? importance : NULL);
+            CHECK(relative_error(decoded) < 2e-7, "%s: %g", spk_type_name(types[t]), relative_error(decoded));
+        }
+}
+
+static void zeros_decode_to_exactly_zero(void) {
+    memset(weights, 0, sizeof weights);
+    weights[3] = -0.0f;
+    for (size_t t = 0; t < TYPE_COUNT; t++) {
+        memset(blocks, 0xA5, sizeof blocks);
+        requantize(types[t], NULL);
+        static const float zeros[WEIGHTS];
+        CHECK(memcmp(decoded, zeros, sizeof zeros) == 0, "%s", spk_type_name(types[t]));
+        uint16_t d;
+        memcpy(&d, types[t] == SPK_TYPE_Q6_K ? blocks + offsetof(spk_block_q6_k, d) : blocks, sizeof d);
+        CHECK(d == 0, "%s: d is %04x", spk_type_name(types[t]), (unsigned)d);
+    }
+}
+
+static void constants_come_back_within_a_half(void) {
+    for (size_t t = 0; t < TYPE_COUNT; t++)
+        for (int k = -20; k <= 20; k++) {
+            float value = ldexpf(k % 2 == 0 ? 1.37f : -1.37f, k / 2);
+            for (size_t i = 0; i < WEIGHTS; i++) weights[i] = value;
+            requantize(types[t], NULL);
+            CHECK(relative_error(decoded) < 0x1p-10, "%s: %g decodes to %g", spk_type_name(types[t]), (double)value,
+                  (double)decoded[0]);
+        }
+}
+
+static void an_outlier_does_not_drag_the_rest_along(void) {
+    for (size_t t = 0; t < TYPE_COUNT; t++)
+        for (int sign = -1; sign <= 1; sign += 2) {
+            fill_bell(12, 1e-5f);
+            for (size_t r = 0; r < ROWS; r++) weights[r * COLS + 40] = (float)sign * 3.0f;
+            requantize(types[t], NULL);
+            CHECK(relative_error(decoded) < 0x1p-11, "%s: %g", spk_type_name(types[t]), relative_error(decoded));
+        }
+}
+
+static void tiny_weights_use_what_f16_has(void) {
+    fill_bell(13, 1e-6f);                                     /* about 16 of the smallest F16 */
+    for (size_t t = 0; t < TYPE_COUNT; t++) {
+        requantize(types[t], NULL);
+        CHECK(relative_error(decoded) < 0.4, "%s: %g", spk_type_name(types[t]), relative_error(decoded));
+    }
+    for (size_t i = 0; i < WEIGHTS; i++) weights[i] = i % 2 == 0 ? FLT_TRUE_MIN : -FLT_MIN;
+    for (size_t t = 0; t < TYPE_COUNT; t++) {
+        requantize(types[t], NULL);
+        for (size_t i = 0; i < WEIGHTS; i++) CHECK(decoded[i] == 0, "%s: %g", spk_type_name(types[t]), (double)decoded[i]);
+    }
+}
+
+static void huge_weights_are_clipped_to_the_largest(void) {
+    static const float highest[TYPE_COUNT] = { 65504.0f * 63 * 15, 65504.0f * 63 * 31, 65504.0f * 127 * 32, 65504.0f * 127 };
+    for (size_t t = 0; t < TYPE_COUNT; t++) {
+        for (size_t i = 0; i < WEIGHTS; i++) weights[i] = FLT_MAX;
+        requantize(types[t], NULL);
+        for (size_t i = 0; i < WEIGHTS; i++) CHECK(decoded[i] == highest[t], "%s: %g", spk_type_name(types[t]), (double)decoded[i]);
+        fill_mixed(14);
+        for (size_t i = 0; i < WEIGHTS; i += 50) weights[i] = i % 100 == 0 ? FLT_MAX : -FLT_MAX;
+        requantize(types[t], NULL);
+        CHECK(spk_find_nonfinite(types[t], blocks, WEIGHTS / spk_type_find(types[t])->block_weights) == UINT64_MAX, "%s",
+              spk_type_name(types[t]));
+        CHECK(decoded[0] > 0 && decoded[50] < 0, "%s: %g %g", spk_type_name(types[t]), (double)decoded[0], (double)decoded[50]);
+    }
+}
+
+static void refuses_what_is_not_finite(void) {
+    static const float bad[] = { NAN, -NAN, INFINITY, -INFINITY };
+    for (size_t t = 0; t < TYPE_COUNT; t++)
+        for (size_t b = 0; b < 4; b++) {
+            spk_error err = { 0 };
+            fill_bell(15, 1.0f);
+            weights[7 * COLS + 300] = bad[b];
+            weights[9 * COLS] = bad[b];
+            spk_quant_job job = job_of(types[t], NULL, blocks);
+            CHECK(spk_quantize(&job, &err) == SPK_E_NONFINITE, "case %zu", b);
+            CHECK(strstr(err.text, "row 7, column 300") != NULL, "%s", err.text);
+        }
+}
+
+static void refuses_columns_that_make_no_blocks(void) {
+    static const uint64_t bad[TYPE_COUNT] = { 288, 128, 511, 48 };
+    for (size_t t = 0; t < TYPE_COUNT; t++)
+        for (int k = 0; k < 2; k++) {
+            spk_error err = { 0 };
+            spk_quant_job job = job_of(types[t], NULL, blocks);
+            job.col_count = k == 0 ? bad[t] : 0;
+            CHECK(spk_quantize(&job, &err) == SPK_E_SHAPE, "%s: %s", spk_type_name(types[t]), err.text);
+        }
+}
+
+static void writes_every_byte_and_none_beside(void) {
+    static uint8_t room[BLOCK_BYTES_MAX + 2 * GUARD];
+    fill_mixed(16);
+    for (size_t t = 0; t < TYPE_COUNT; t++) {
+        size_t bytes = bytes_of(types[t], WEIGHTS);
+        requantize(types[t], NULL);
+        for (int fill = 0; fill < 2; fill++) {
+            memset(room, fill == 0 ? 0x5A : 0xA5, sizeof room);
+            spk_error err = { 0 };
+            spk_quant_job job = job_of(types[t], NULL, room + GUARD - 1);      /* not aligned */
+            CHECK_OK(spk_quantize(&job, &err), err);
+            CHECK(memcmp(room + GUARD - 1, blocks, bytes) == 0, "%s: bytes depend on what was there", spk_type_name(types[t]));
+            for (size_t i = 0; i < GUARD; i++)
+                CHECK((i == GUARD - 1 || room[i] == room[0]) && room[GUARD - 1 + bytes + i] == room[0], "%s: guard %zu",
+                      spk_type_name(types[t]), i);
+        }
+    }
+}
+
+static void rows_do_not_depend_on_each_other(void) {
+    fill_mixed(17);
+    fill_importance(17);
+    for (size_t t = 0; t < TYPE_COUNT; t++) {
+        requantize(types[t], importance);
+        size_t row_bytes = bytes_of(types[t], COLS);
+        for (size_t r = 0; r < ROWS; r++) {
+            spk_error err = { 0 };
+            spk_quant_job job = job_of(types[t], importance, other_blocks);
+            job.row_count = 1;
+            job.weights = weights + r * COLS;
+            CHECK_OK(spk_quantize(&job, &err), err);
+            CHECK(memcmp(other_blocks, blocks + r * row_bytes, row_bytes) == 0, "%s row %zu", spk_type_name(types[t]), r);
+        }
+    }
+}
+
+static void q8_0_takes_rows_of_any_block_count(void) {
+    fill_bell(18, 0.02f);
+    fill_importance(18);
+    requantize(SPK_TYPE_Q8_0, NULL);
+    for (uint64_t cols = 32; cols <= COLS; cols += 32) {
+        spk_error err = { 0 };
+        spk_quant_job job = job_of(SPK_TYPE_Q8_0, NULL, other_blocks);
+        job.col_count = cols;
+        job.row_count = WEIGHTS / cols;
+        CHECK_OK(spk_quantize(&job, &err), err);
+        CHECK(memcmp(other_blocks, blocks, bytes_of(SPK_TYPE_Q8_0, job.row_count * cols)) == 0, "%d columns", (int)cols);
+    }
+}
+
+static void every_build_gives_the_same_bytes(void) {
+    if (spk_quant_build_count < 2 || !spk_quant_builds[spk_quant_build_count - 1].usable())
+        SKIP("one build of the searches only");
+    for (uint64_t seed = 19; seed < 23; seed++) {
+        if (seed % 2 == 0) fill_mixed(seed); else fill_bell(seed, 0.02f);
+        fill_importance(seed);
+        for (size_t t = 0; t < TYPE_COUNT; t++)
+            for (int weighted = 0; weighted < 2; weighted++)
+                for (size_t b = 0; b < spk_quant_build_count; b++) {
+                    if (!spk_quant_builds[b].usable()) continue;
+                    spk_error err = { 0 };
+                    spk_quant_job job = job_of(types[t], weighted ? importance : NULL, b == 0 ? other_blocks : blocks);
+                    CHECK_OK(spk_quantize_with(&spk_quant_builds[b], &job, &err), err);
+                    CHECK(b == 0 || memcmp(blocks, other_blocks, bytes_of(types[t], WEIGHTS)) == 0, "%s: %s build",
+                          spk_type_name(types[t]), spk_quant_builds[b].name);
+                }
+    }
+}
+
+/* A change of these is a change of every pack that is made from now on. */
+static void bytes_are_those_of_the_last_version(void) {
+    static const char *const golden[TYPE_COUNT][2] = {
+        { "", "" },
+        { "", "" },
+        { "", "" },
+        { "", "" },
+    };
+    fill_mixed(23);
+    fill_importance(23);
+    for (size_t t = 0; t < TYPE_COUNT; t++)
+        for (int weighted = 0; weighted < 2; weighted++) {
+            requantize(types[t], weighted ? importance : NULL);
+            spk_digest digest = spk_digest_of(blocks, bytes_of(types[t], WEIGHTS));
+            char text[33];
+            spk_digest_text(&digest, text);
+            CHECK(strcmp(text, golden[t][weighted]) == 0, "%s %d: %s", spk_type_name(types[t]), weighted, text);
+        }
+}
+
+static void sums_describe_the_difference(void) {
+    static const float x[7] = { 1, -2, 3, 0, 5, 6, -7 }, y[7] = { 1, -2, 2, 1, 5, 8, -7 };
+    spk_quant_error whole = { 0 }, parts = { 0 }, part = { 0 }, none = { 0 };
+    spk_quant_error_add(&whole, x, y, 7);
+    CHECK(whole.error_square_sum == 6 && whole.source_square_sum == 124 && whole.result_square_sum == 148, "%g %g %g",
+          whole.error_square_sum, whole.source_square_sum, whole.result_square_sum);
+    CHECK(whole.product_sum == 133 && whole.max_abs_error == 2, "%g %g", whole.product_sum, whole.max_abs_error);
+    spk_quant_error_add(&parts, x, y, 3);
+    spk_quant_error_add(&part, x + 3, y + 3, 4);
+    spk_quant_error_merge(&parts, &part);
+    CHECK(memcmp(&parts, &whole, sizeof parts) == 0, "parts add up");
+    CHECK(fabs(spk_quant_error_relative_rmse(&whole) - sqrt(6.0 / 124)) < 1e-15, "%g", spk_quant_error_relative_rmse(&whole));
+    CHECK(fabs(spk_quant_error_cosine(&whole) - 133 / sqrt(124.0 * 148)) < 1e-15, "%g", spk_quant_error_cosine(&whole));
+    CHECK(spk_quant_error_relative_rmse(&none) == 0 && spk_quant_error_cosine(&none) == 1, "nothing is lost of nothing");
+}
+
+int main(void) {
+    RUN(makes_four_types_and_says_so);
+    RUN(normal_weights_lose_little);
+    RUN(beats_a_plain_fit_clearly);
+    RUN(is_never_worse_than_a_plain_fit_on_odd_rows);
+    RUN(importance_lowers_the_weighted_error);
+    RUN(importance_has_no_unit);
+    RUN(columns_without_importance_are_not_neglected);
+    RUN(blocks_of_the_type_come_back);
+    RUN(requantizing_again_changes_nothing);
+    RUN(zeros_decode_to_exactly_zero);
+    RUN(constants_come_back_within_a_half);
+    RUN(an_outlier_does_not_drag_the_rest_along);
+    RUN(tiny_weights_use_what_f16_has);
+    RUN(huge_weights_are_clipped_to_the_largest);
+    RUN(refuses_what_is_not_finite);
+    RUN(refuses_columns_that_make_no_blocks);
+    RUN(writes_every_byte_and_none_beside);
+    RUN(rows_do_not_depend_on_each_other);
+    RUN(q8_0_takes_rows_of_any_block_count);
+    RUN(every_build_gives_the_same_bytes);
+    RUN(bytes_are_those_of_the_last_version);
+    RUN(sums_describe_the_difference);
+    return CHECK_EXIT();
+}
