@@ -24,3 +24,19 @@ spk_activation spk_activation_carve(void *block, uint64_t col_count) {
     if (col_count % SPK_SUPERBLOCK == 0) x.pairs = (void *)((uint8_t *)block + f32_bytes(col_count));
     return x;
 }
+
+void spk_activation_residual(const spk_activation *x, float *rest) {
+    uint64_t superblock_count = x->col_count / SPK_SUPERBLOCK;
+    bool is_paired = superblock_count % 2 == 0;
+    for (uint64_t kb = 0; kb < superblock_count; kb++) {
+        const spk_activation_pair *pair = &x->pairs[is_paired ? kb / 2 : kb];
+        uint64_t side = is_paired ? kb % 2 : 0;
+        for (uint64_t c = 0; c < 16; c++) {
+            float scale = pair->scale4[c / 2][side][0];
+            for (uint64_t i = 0; i < 16; i++) {
+                uint64_t at = SPK_SUPERBLOCK * kb + 16 * c + i;
+                rest[at] = x->f32[at] - scale * (float)pair->q8[c][side][i];
+            }
+        }
+    }
+}

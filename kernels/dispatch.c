@@ -17,3 +17,17 @@ const spk_kernels *spk_kernels_avx2(void) {
 #endif
     return NULL;
 }
+
+const spk_kernels *spk_kernels_vnni(void) {
+#if defined(__x86_64__)
+    if (spk_kernels_avx2() != NULL && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("gfni"))
+        return &spk_vnni_table;
+#endif
+    return NULL;
+}
+
+const spk_kernels *spk_kernels_fast(void) {
+    const spk_kernels *vnni = spk_kernels_vnni();
+    return vnni != NULL ? vnni : spk_kernels_avx2();
+}

@@ -1,12 +1,12 @@
 /* kernels/kernels.h - the operations of a decode step, as a table that each backend fills.
  *
  * spk_kernels_ref() fills every slot with plain F32 arithmetic on dequantized weights (double accumulation, no
- * contraction): the definition of each operation.  spk_kernels_avx2() starts from that table and overwrites slots; it
- * multiplies with int8 activations.  Every kernel is a pure function over a *range* of independent units (row
+ * contraction): the definition of each operation.  The fast tables multiply with int8 activations and keep an F16
+ * cache.  Every kernel is a pure function over a *range* of independent units (row
  * groups, heads), so the caller splits ranges over threads in any way and gets the same bits.
  *
  * No allocation, no threads, no I/O, no globals.  Pointers do not alias unless said.  Tolerances of fast slots
- * against the reference are derived in tests/checkkern.c, which checks them.
+ * against the reference are derived in tests/checkkern_*.h, where they are checked.
  *
  * Formulas: GGUF conventions of Qwen3 / Qwen3.5 models.  h below is always a normed input vector.
  */
@@ -44,6 +44,10 @@ typedef struct {
 uint64_t       spk_activation_bytes(uint64_t col_count);
 spk_activation spk_activation_carve(void *block, uint64_t col_count);
 
+/* What the codes leave out: rest[col_count] = x - scale * q, exact in F32 but for one rounding.  x is quantized.  A
+ * second activation made of it makes a product about 250 times more exact: two vectors for one pass over the weights. */
+void spk_activation_residual(const spk_activation *x, float *rest);
+
 /* y[t][r] = sum_c W[r][c] x[t][c] for rows of units [unit_begin, unit_end) and t < token_count.
  * A unit is a row group of T32 (rows_per_group rows, the last group may be short) or a row of ROWS. */
 typedef void spk_matmul_fn(const spk_matrix *w, const spk_activation *x, float *const *y, uint32_t token_count,
@@ -64,7 +68,7 @@ typedef struct {
 } spk_attention_cache;
 
 typedef struct spk_kernels {
-    const char *name;                        /* "ref", "avx2" */
+    const char *name;                        /* "ref", "avx2", "vnni" */
     bool        quantizes_activations;
     uint32_t    kv_type;                     /* SPK_TYPE_F32 or SPK_TYPE_F16 */
 
@@ -122,5 +126,9 @@ typedef struct spk_kernels {
 const spk_kernels *spk_kernels_ref(void);
 /* NULL where the CPU or the build lacks AVX2, FMA and F16C. */
 const spk_kernels *spk_kernels_avx2(void);
+/* The same with the byte products of AVX-512 in vectors of 32 bytes; NULL where the CPU lacks VL, BW, VNNI or GFNI. */
+const spk_kernels *spk_kernels_vnni(void);
+/* The fastest of these two that this CPU runs; NULL if neither. */
+const spk_kernels *spk_kernels_fast(void);
 
 #endif

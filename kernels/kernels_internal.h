@@ -34,10 +34,11 @@ void spk_ref_gdn_head(const spk_gdn_shape *shape, float *state, const float *q, 
 
 /* ---- AVX2, FMA and F16C; called only through the table that spk_kernels_avx2 returns ---- */
 
-extern const spk_kernels spk_avx2_table;
+extern const spk_kernels spk_avx2_table, spk_vnni_table;     /* the second: with AVX-512 VL, BW, VNNI and GFNI */
 
 /* Contracts: the slots of the same names in spk_kernels. */
 spk_matmul_fn spk_avx2_matmul_q4_k, spk_avx2_matmul_q5_k, spk_avx2_matmul_q6_k, spk_avx2_matmul_q8_0;   /* T32 */
+spk_matmul_fn spk_vnni_matmul_q4_k, spk_vnni_matmul_q5_k, spk_vnni_matmul_q6_k, spk_vnni_matmul_q8_0;   /* T32 */
 spk_matmul_fn spk_avx2_matmul_f32, spk_avx2_matmul_f16, spk_avx2_matmul_bf16;                           /* ROWS */
 spk_matmul_fn spk_avx2_matmul_dequantized;                                                              /* ROWS, any */
 void spk_avx2_quantize(spk_activation *x);

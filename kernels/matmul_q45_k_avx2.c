@@ -6,6 +6,31 @@
  */
 #include "kernels/t32_avx2.h"
 
+/* Products of a group, times its scale, byte `g` of each lane of factors: four int32 a lane. */
+typedef __m256i dot_fn(__m256i codes0, __m256i codes1, __m256i q0, __m256i q1, __m256i scale);
+typedef __m256i spread_fn(__m256i factors, int g);
+
+AVX2_INLINE __m256i spread_avx2(__m256i factors, int g) {          /* as int16 */
+    return _mm256_shuffle_epi8(factors, _mm256_set1_epi16((short)(0x8000 | g)));
+}
+
+/* Two halves of two products each: at most 4 * 31 * 127 = 15748 in int16. */
+AVX2_INLINE __m256i dot_avx2(__m256i codes0, __m256i codes1, __m256i q0, __m256i q1, __m256i scale) {
+    __m256i sums = _mm256_add_epi16(_mm256_maddubs_epi16(codes0, q0), _mm256_maddubs_epi16(codes1, q1));
+    return _mm256_madd_epi16(sums, scale);
+}
+
+VNNI_INLINE __m256i spread_vnni(__m256i factors, int g) {          /* as int32 */
+    return _mm256_shuffle_epi8(factors, _mm256_set1_epi32((int)(0x80808000u | (unsigned)g)));
+}
+
+/* Eight products are at most 8 * 31 * 127 = 31496: the low int16 of a sum is all of it, and the high one, its sign,
+ * meets a 0 of the scale. */
+VNNI_INLINE __m256i dot_vnni(__m256i codes0, __m256i codes1, __m256i q0, __m256i q1, __m256i scale) {
+    __m256i sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), codes0, q0);
+    return _mm256_madd_epi16(_mm256_dpbusd_epi32(sums, codes1, q1), scale);
+}
+
 /* Scales 0..7 in bytes 0..7, mins 0..7 in bytes 8..15 of each 128-bit half, from headers d, dmin, packed[12].  With
  * `packed` as words A B C, scales are A & 63, then C & 15 | A >> 6 << 4; mins are B & 63, then C >> 4 | B >> 6 << 4. */
 AVX2_INLINE __m256i scales_and_mins(__m256i header) {
@@ -23,40 +48,36 @@ AVX2_INLINE __m256 bytes_to_floats(__m256i bytes, int first) {
     return _mm256_cvtepi32_ps(_mm256_shuffle_epi8(bytes, _mm256_broadcastsi128_si256(zero_extend)));
 }
 
-/* Codes of half i of group g: nibble g % 2 of a chunk, and bit g of a chunk of high bits. */
-AVX2_INLINE __m256i codes_of(__m256i nibbles, __m256i high, int g, bool has_high) {
-    __m256i codes = _mm256_and_si256(g % 2 == 0 ? nibbles : _mm256_srli_epi16(nibbles, 4), _mm256_set1_epi8(15));
-    if (!has_high) return codes;
-    high = g < 4 ? _mm256_slli_epi16(high, 4 - g) : _mm256_srli_epi16(high, g - 4);
-    return _mm256_or_si256(codes, _mm256_and_si256(high, _mm256_set1_epi8(16)));
+/* The header's d of both lanes, four times each, and dmin likewise. */
+AVX2_INLINE __m256 factors_of(__m256i header, __m256 *dmin) {
+    const __m128i spread = _mm_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3);
+    __m256i both = _mm256_shuffle_epi8(header, _mm256_broadcastsi128_si256(spread));
+    both = _mm256_permute4x64_epi64(both, _MM_SHUFFLE(3, 1, 2, 0));
+    *dmin = _mm256_cvtph_ps(_mm256_extracti128_si256(both, 1));
+    return _mm256_cvtph_ps(_mm256_castsi256_si128(both));
 }
 
 AVX2_INLINE void pair_q45_k(const uint8_t *tile, uint32_t pair, const spk_activation_pair *const x[], int token_count,
-                            __m256 acc[], const bool has_high) {
+                            __m256 acc[], const bool has_high, t32_codes_fn *codes_of, spread_fn *spread_of,
+                            dot_fn *dot) {
     const uint8_t *lanes = tile + 32 * pair;
-    const int first_plane = has_high ? 3 : 1;
+    const int first_plane = has_high ? 3 : 1, high_count = has_high ? 1 : 0;
     __m256i header = t32_plane(lanes, 0), factors = scales_and_mins(header);
-    __m256i high[2] = { _mm256_setzero_si256(), _mm256_setzero_si256() };
-    if (has_high) {
-        high[0] = t32_plane(lanes, 1);
-        high[1] = t32_plane(lanes, 2);
-    }
     __m256 sum[T32_TOKENS];
     for (int t = 0; t < token_count; t++) sum[t] = _mm256_setzero_ps();
 #pragma GCC unroll 8
     for (int g = 0; g < 8; g++) {
-        __m256i c0 = codes_of(t32_plane(lanes, first_plane + g / 2 * 2), high[0], g, has_high);
-        __m256i c1 = codes_of(t32_plane(lanes, first_plane + g / 2 * 2 + 1), high[1], g, has_high);
-        __m256i scale = _mm256_shuffle_epi8(factors, _mm256_set1_epi16((short)(0x8000 | g)));
+        /* Nibble g % 2 of two chunks, and of Q5_K bit g of the two chunks of high bits. */
+        const int plane = first_plane + g / 2 * 2;
+        __m256i c0 = codes_of(t32_plane(lanes, plane), g % 2, t32_plane(lanes, 1), g, high_count);
+        __m256i c1 = codes_of(t32_plane(lanes, plane + 1), g % 2, t32_plane(lanes, 2), g, high_count);
+        __m256i scale = spread_of(factors, g);
         for (int t = 0; t < token_count; t++) {
-            /* Two halves of two products each: at most 4 * 31 * 127 = 15748 in int16. */
-            __m256i half0 = _mm256_maddubs_epi16(c0, _mm256_load_si256((const void *)x[t]->q8[2 * g]));
-            __m256i half1 = _mm256_maddubs_epi16(c1, _mm256_load_si256((const void *)x[t]->q8[2 * g + 1]));
-            __m256i dot = _mm256_madd_epi16(_mm256_add_epi16(half0, half1), scale);
-            sum[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_load_ps(x[t]->scale4[g][0]), sum[t]);
+            __m256i d = dot(c0, c1, t32_load(x[t]->q8[2 * g]), t32_load(x[t]->q8[2 * g + 1]), scale);
+            sum[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), _mm256_load_ps(x[t]->scale4[g][0]), sum[t]);
         }
     }
-    __m256 dmin, d = t32_halves(header, &dmin);
+    __m256 dmin, d = factors_of(header, &dmin);
     __m256 min0 = bytes_to_floats(factors, 8), min1 = bytes_to_floats(factors, 12);
     for (int t = 0; t < token_count; t++) {
         __m256 mins = _mm256_mul_ps(min0, _mm256_load_ps(x[t]->sum32[0][0]));
@@ -66,22 +87,42 @@ AVX2_INLINE void pair_q45_k(const uint8_t *tile, uint32_t pair, const spk_activa
     }
 }
 
-AVX2_INLINE void pair_q4_k(const uint8_t *tile, uint32_t pair, const spk_activation_pair *const x[], int token_count,
-                           __m256 acc[]) {
-    pair_q45_k(tile, pair, x, token_count, acc, false);
+AVX2_INLINE void pair_q4_k_avx2(const uint8_t *tile, uint32_t pair, const spk_activation_pair *const x[],
+                                int token_count, __m256 acc[]) {
+    pair_q45_k(tile, pair, x, token_count, acc, false, t32_codes_avx2, spread_avx2, dot_avx2);
 }
 
-AVX2_INLINE void pair_q5_k(const uint8_t *tile, uint32_t pair, const spk_activation_pair *const x[], int token_count,
-                           __m256 acc[]) {
-    pair_q45_k(tile, pair, x, token_count, acc, true);
+AVX2_INLINE void pair_q5_k_avx2(const uint8_t *tile, uint32_t pair, const spk_activation_pair *const x[],
+                                int token_count, __m256 acc[]) {
+    pair_q45_k(tile, pair, x, token_count, acc, true, t32_codes_avx2, spread_avx2, dot_avx2);
+}
+
+VNNI_INLINE void pair_q4_k_vnni(const uint8_t *tile, uint32_t pair, const spk_activation_pair *const x[],
+                                int token_count, __m256 acc[]) {
+    pair_q45_k(tile, pair, x, token_count, acc, false, t32_codes_vnni, spread_vnni, dot_vnni);
+}
+
+VNNI_INLINE void pair_q5_k_vnni(const uint8_t *tile, uint32_t pair, const spk_activation_pair *const x[],
+                                int token_count, __m256 acc[]) {
+    pair_q45_k(tile, pair, x, token_count, acc, true, t32_codes_vnni, spread_vnni, dot_vnni);
 }
 
 void spk_avx2_matmul_q4_k(const spk_matrix *w, const spk_activation *x, float *const *y, uint32_t token_count,
                           uint64_t unit_begin, uint64_t unit_end) {
-    t32_matmul(w, x, y, token_count, unit_begin, unit_end, SPK_T32_Q4_K_BYTES, pair_q4_k);
+    t32_matmul(w, x, y, token_count, unit_begin, unit_end, SPK_T32_Q4_K_BYTES, pair_q4_k_avx2);
 }
 
 void spk_avx2_matmul_q5_k(const spk_matrix *w, const spk_activation *x, float *const *y, uint32_t token_count,
                           uint64_t unit_begin, uint64_t unit_end) {
-    t32_matmul(w, x, y, token_count, unit_begin, unit_end, SPK_T32_Q5_K_BYTES, pair_q5_k);
+    t32_matmul(w, x, y, token_count, unit_begin, unit_end, SPK_T32_Q5_K_BYTES, pair_q5_k_avx2);
+}
+
+VNNI_TARGET void spk_vnni_matmul_q4_k(const spk_matrix *w, const spk_activation *x, float *const *y,
+                                      uint32_t token_count, uint64_t unit_begin, uint64_t unit_end) {
+    t32_matmul(w, x, y, token_count, unit_begin, unit_end, SPK_T32_Q4_K_BYTES, pair_q4_k_vnni);
+}
+
+VNNI_TARGET void spk_vnni_matmul_q5_k(const spk_matrix *w, const spk_activation *x, float *const *y,
+                                      uint32_t token_count, uint64_t unit_begin, uint64_t unit_end) {
+    t32_matmul(w, x, y, token_count, unit_begin, unit_end, SPK_T32_Q5_K_BYTES, pair_q5_k_vnni);
 }

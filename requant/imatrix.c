@@ -72,8 +72,8 @@ static spk_status add_entry(spk_imatrix *imatrix, spk_text name, uint64_t value_
     e->slice_count = 1;
     e->values = malloc(value_count * sizeof *e->values);
     if (e->values == NULL)
-        return spk_fail(err, SPK_E_MEMORY, "%s: out of memory for %" PRIu64 " values of '%s'", imatrix->path, value_count,
-                        e->name);
+        return spk_fail(err, SPK_E_MEMORY, "%s: out of memory for %" PRIu64 " values of '%s'", imatrix->path,
+                        value_count, e->name);
     imatrix->entry_count++;
     *out = e;
     return SPK_OK;
@@ -261,8 +261,8 @@ static spk_status index_entries(spk_imatrix *imatrix, spk_error *err) {
 spk_status spk_imatrix_open(const char *path, spk_imatrix **out, spk_error *err) {
     spk_imatrix *imatrix = calloc(1, sizeof *imatrix);
     if (imatrix != NULL) imatrix->path = strdup(path);
-    spk_status status = imatrix == NULL || imatrix->path == NULL ? spk_fail(err, SPK_E_MEMORY, "%s: out of memory", path)
-                                                                 : SPK_OK;
+    spk_status status = SPK_OK;
+    if (imatrix == NULL || imatrix->path == NULL) status = spk_fail(err, SPK_E_MEMORY, "%s: out of memory", path);
     if (status == SPK_OK) status = read_entries(imatrix, err);
     if (status == SPK_OK) status = index_entries(imatrix, err);
     if (status == SPK_OK)

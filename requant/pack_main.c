@@ -18,8 +18,9 @@ enum { THREAD_COUNT_MAX = 1024 };
 static const char help_head[] =
     "usage: spk-pack [options] IN.gguf OUT.spk\n"
     "\n"
-    "Turn a GGUF model into a pack: weights as decode reads them, requantized where the recipe says so, with checksums\n"
-    "and provenance.  Of a split model give any part.  The same input, recipe and version give the same bytes.\n"
+    "Turn a GGUF model into a pack: weights as decode reads them, requantized where the recipe says so, with\n"
+    "checksums and provenance.  Of a split model give any part.  The same input, recipe and version give the same\n"
+    "bytes.\n"
     "\n"
     "  --recipe NAME|FILE  which tensor gets which type [the default of the model; native for a model without one]\n"
     "  --set REGEX=TYPE    a rule before all others: tensors whose whole name matches become TYPE; may be repeated\n"

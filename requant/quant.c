@@ -111,7 +111,6 @@ static void make_q8_0(const spk_quant_build *build, const spk_quant_tile *tile, 
 
 typedef struct {
     uint32_t type;
-    uint32_t tile_bytes;         /* of the blocks of 256 weights */
     uint32_t sub_block_weights;  /* of a lane, in one group of the tile */
     float    low, high;          /* what a block can decode to at most */
     void   (*make)(const spk_quant_build *build, const spk_quant_tile *tile, void *out);
@@ -123,10 +122,10 @@ typedef struct {
 #define Q8_HIGH (SPK_QUANT_F16_MAX * SPK_QUANT_Q8_CODE_MAX)
 
 static const target_info targets[] = {
-    { SPK_TYPE_Q4_K, sizeof(spk_block_q4_k), 32, AFFINE_LOW, AFFINE_HIGH(15), make_q4_k },
-    { SPK_TYPE_Q5_K, sizeof(spk_block_q5_k), 32, AFFINE_LOW, AFFINE_HIGH(31), make_q5_k },
-    { SPK_TYPE_Q6_K, sizeof(spk_block_q6_k), 16, -Q6_HIGH, Q6_HIGH, make_q6_k },
-    { SPK_TYPE_Q8_0, 8 * sizeof(spk_block_q8_0), 32, -Q8_HIGH, Q8_HIGH, make_q8_0 },
+    { SPK_TYPE_Q4_K, 32, AFFINE_LOW, AFFINE_HIGH(15), make_q4_k },
+    { SPK_TYPE_Q5_K, 32, AFFINE_LOW, AFFINE_HIGH(31), make_q5_k },
+    { SPK_TYPE_Q6_K, 16, -Q6_HIGH, Q6_HIGH, make_q6_k },
+    { SPK_TYPE_Q8_0, 32, -Q8_HIGH, Q8_HIGH, make_q8_0 },
 };
 
 static const target_info *target_find(uint32_t type) {
@@ -143,7 +142,8 @@ bool spk_quant_can_make(uint32_t type) { return target_find(type) != NULL; }
 static void turn(const float values[SPK_SUPERBLOCK], uint32_t sub_block_weights,
                  float lanes[SPK_QUANT_DEPTH][SPK_QUANT_LANES]) {
     for (uint32_t row = 0; row < SPK_QUANT_DEPTH; row++) {
-        const float *first = values + row / sub_block_weights * SPK_QUANT_LANES * sub_block_weights + row % sub_block_weights;
+        uint32_t group = row / sub_block_weights, i = row % sub_block_weights;
+        const float *first = values + group * SPK_QUANT_LANES * sub_block_weights + i;
         for (uint32_t lane = 0; lane < SPK_QUANT_LANES; lane++) lanes[row][lane] = first[lane * sub_block_weights];
     }
 }
@@ -204,7 +204,9 @@ static double importance_scale(const spk_quant_job *job) {
 /* The blocks of an all-zero tile: no scales, and codes that are 0 in the type's way of writing them. */
 static void make_zeros(const target_info *target, uint8_t *out, size_t size_bytes) {
     memset(out, 0, size_bytes);
-    if (target->type == SPK_TYPE_Q6_K) memset(out + offsetof(spk_block_q6_k, qh), 0xAA, sizeof((spk_block_q6_k){ 0 }.qh));
+    spk_block_q6_k q6_zeros = { .d = 0 };
+    memset(q6_zeros.qh, 0xAA, sizeof q6_zeros.qh);
+    if (target->type == SPK_TYPE_Q6_K) memcpy(out, &q6_zeros, sizeof q6_zeros);
 }
 
 spk_status spk_quantize_with(const spk_quant_build *build, const spk_quant_job *job, spk_error *err) {

@@ -4,8 +4,8 @@
  * split over threads in any way.  Same bytes on every CPU: no contraction, and the AVX2 build of the search is
  * the same source compiled twice (lanes are independent, each in scalar order).
  *
- * What is minimised: sum over a super-block of w[c] * (x[c] - decoded[c])^2, with w = importance[c] where given, else 1 for
- * every weight - the plain squared error, which is what the reports print.
+ * What is minimised: sum over a super-block of w[c] * (x[c] - decoded[c])^2, with w = importance[c] where given, else 1
+ * for every weight - the plain squared error, which is what the reports print.
  */
 #ifndef SPK_QUANT_H
 #define SPK_QUANT_H
@@ -27,8 +27,8 @@ typedef struct {
     void        *blocks;       /* row_count * row bytes, no alignment needed; every byte is written */
 } spk_quant_job;
 
-/* SPK_E_NONFINITE names row and column (relative to the job) of a NaN or infinity; SPK_E_SHAPE if col_count does not fit.
- * A weight whose magnitude does not fit the type's F16 scale is clipped to the largest that does.
+/* SPK_E_NONFINITE names row and column (relative to the job) of a NaN or infinity; SPK_E_SHAPE if col_count does not
+ * fit.  A weight whose magnitude does not fit the type's F16 scale is clipped to the largest that does.
  * An all-zero super-block gives all-zero bytes in d and codes that decode to exactly 0. */
 SPK_MUST_CHECK spk_status spk_quantize(const spk_quant_job *job, spk_error *err);
 

@@ -11,15 +11,16 @@
  *   3. d and dmin are solved again for all 256 codes at once, rounded to F16, kept if better; then each sub-block tries
  *      the neighbouring scales and mins, with codes chosen anew; then d and dmin once more.
  *
- * From 2 on d and dmin are the F16 values that are stored.  Each step keeps what it has unless the error falls.
+ * From 2 on d and dmin are the F16 values that are stored, and errors are those of the codes that they decode.  Each
+ * step of 3 keeps what it has unless the error falls.
  */
 #include "requant/quant_vectors_internal.h"
 
 enum { STEP_COUNT = 9, ALIGN_COUNT = 3, CANDIDATE_COUNT = STEP_COUNT * ALIGN_COUNT, FACTOR_COUNT = 4,
        POLISH_TOP_MIN = 40 };
 
-/* Of the sum of squares: a relative error of 0.2 %. */
-#define SMALL_ERROR 0x1p-18f
+/* The rounding of one factor to F16, squared and relative. */
+#define F16_ERROR 0x1p-24f
 
 /* Codes that the range of a sub-block spans, less the largest code. */
 static const float spans_4bit[STEP_COUNT] = { 0, -0.33f, -0.67f, -1, -1.33f, -1.67f, 0.33f, 0.67f, 1 };
@@ -39,8 +40,8 @@ typedef struct {
 
 typedef struct { v8 code, code_code, code_z; } code_sums;
 
-/* The best line through one coding: x ~ slope * code + offset, and what other lines cost (see error_of).  An offset above
- * 0 cannot be stored; `aim` is the slope of the best line without one, and equal to slope elsewhere. */
+/* The best line through one coding: x ~ slope * code + offset, and what other lines cost (see error_of).  An offset
+ * above 0 cannot be stored; `aim` is the slope of the best line without one, and equal to slope elsewhere. */
 typedef struct { v8 slope, offset, error, curvature, mean_code, aim; } candidate;
 
 typedef struct {
@@ -274,23 +275,26 @@ LANES_INLINE void try_neighbours(const problem *p, solution *s, const v8 *mean_c
     }
 }
 
-/* Where next to nothing is lost - a single large weight among tiny ones - closed forms drown in rounding, and what is left
- * to lose is the rounding of d and dmin themselves.  So pairs of them are measured, each with the scales and mins that
- * come nearest to those of the solution. */
+/* Where next to nothing is lost - a single large weight among tiny ones - closed forms drown in rounding, and what is
+ * left to lose is the rounding of d and dmin themselves.  So pairs of them are measured, each with the scales and mins
+ * nearest to those of the solution, until no more is lost than one such rounding. */
 LANES_INLINE void polish(const problem *p, solution *s, bool weighted) {
-    if (v8_sum(&s->error) > SMALL_ERROR * v8_sum(&p->zz_sum)) return;
+    v8 squares = p->zz_sum + p->base * (2.0f * p->z_sum + p->base * p->weight);      /* of x */
+    float whole = v8_sum(&squares);
+    if (v8_sum(&s->error) > SPK_QUANT_SMALL_ERROR * whole) return;
     v8 slope = s->scale * s->d, depth = s->min * s->dmin;
     float top_slope = v8_largest(&slope), top_depth = v8_largest(&depth);
+    int min_top_last = top_depth > 0 ? POLISH_TOP_MIN : SPK_QUANT_SCALE_MAX;
     for (int scale_top = SPK_QUANT_SCALE_MAX; scale_top >= POLISH_TOP_MIN; scale_top--)
-        for (int min_top = SPK_QUANT_SCALE_MAX; min_top >= POLISH_TOP_MIN; min_top--) {
-            solution tried = { .d = half_scale(top_slope / (float)scale_top),
-                               .dmin = half_scale(top_depth / (float)min_top) };
-            float inverse_d = tried.d > 0 ? 1.0f / tried.d : 0.0f, inverse_dmin = tried.dmin > 0 ? 1.0f / tried.dmin : 0.0f;
+        for (int min_top = SPK_QUANT_SCALE_MAX; min_top >= min_top_last; min_top--) {
+            if (v8_sum(&s->error) <= F16_ERROR * whole) return;
+            float d = half_scale(top_slope / (float)scale_top), dmin = half_scale(top_depth / (float)min_top);
+            float inverse_d = d > 0 ? 1.0f / d : 0.0f, inverse_dmin = dmin > 0 ? 1.0f / dmin : 0.0f;
+            solution tried = { .d = d, .dmin = dmin };
             tried.scale = v8_clamp(v8_round(slope * inverse_d), 0, SPK_QUANT_SCALE_MAX);
             tried.min = v8_clamp(v8_round(depth * inverse_dmin), 0, SPK_QUANT_SCALE_MAX);
             measure_solution(p, &tried, weighted);
             if (v8_sum(&tried.error) < v8_sum(&s->error)) *s = tried;
-            if (top_depth == 0) break;
         }
 }
 

@@ -11,8 +11,9 @@
 
 #include <math.h>
 
-#define TOLERANCE 0x1p-20f      /* of the largest weight: a few roundings of a decoder */
-#define FACTOR_TOLERANCE 0x1p-17f   /* relative: how near a computed d is to an F16, if it is one */
+/* Relative to the largest weight: a few roundings of a decoder, and what Euclid's steps make of them. */
+#define TOLERANCE       0x1p-22f
+#define UNIT_TOLERANCE  0x1p-19f
 
 static float nearest(float v) { return (v + 12582912.0f) - 12582912.0f; }   /* |v| < 2^22 */
 
@@ -44,10 +45,11 @@ static float largest_magnitude(const float *v, size_t count, size_t stride) {
     return largest;
 }
 
-/* unit / divisor as the F16 that it must be; 0 if it is none. */
-static float factor_of(float unit, int divisor) {
-    float wanted = unit / (float)divisor, factor = half_of(wanted);
-    return factor > 0 && factor <= SPK_QUANT_F16_MAX && fabsf(factor - wanted) <= FACTOR_TOLERANCE * wanted ? factor : 0;
+/* unit / divisor as the F16 that it must be; 0 if it is none.  slack is that of unit. */
+static float factor_of(float unit, int divisor, float slack) {
+    float factor = half_of(unit / (float)divisor);
+    if (factor == 0 || factor > SPK_QUANT_F16_MAX) return 0;
+    return fabsf(factor * (float)divisor - unit) <= slack ? factor : 0;
 }
 
 /* multiple / unit if that is a whole number from low to high; else low - 1. */
@@ -63,13 +65,14 @@ static int whole_ratio(float multiple, float unit, float slack, int low, int hig
 static bool q8_lane_exact(const spk_quant_tile *tile, size_t lane, spk_quant_q8_fit *out) {
     const float *x = &tile->x[0][lane];
     float peak = largest_magnitude(x, SPK_QUANT_DEPTH, SPK_QUANT_LANES), slack = peak * TOLERANCE;
-    float unit = common_unit(x, SPK_QUANT_DEPTH, SPK_QUANT_LANES, peak / (SPK_QUANT_Q8_CODE_MAX + 0.5f), slack);
+    float least = peak / (SPK_QUANT_Q8_CODE_MAX + 0.5f);
+    float unit = common_unit(x, SPK_QUANT_DEPTH, SPK_QUANT_LANES, least, peak * UNIT_TOLERANCE);
     out->d[lane] = 0;
     for (size_t i = 0; i < SPK_QUANT_DEPTH; i++) out->code[i][lane] = 0;
     if (peak == 0) return true;
     if (unit == 0) return false;
     for (int divisor = 1; peak * (float)divisor <= unit * (SPK_QUANT_Q8_CODE_MAX + 0.5f); divisor++) {
-        float d = factor_of(unit, divisor);
+        float d = factor_of(unit, divisor, slack);
         size_t i = 0;
         for (; d > 0 && i < SPK_QUANT_DEPTH; i++) {
             int code = whole_ratio(tile->x[i][lane], d, slack, -SPK_QUANT_Q8_CODE_MAX, SPK_QUANT_Q8_CODE_MAX);
@@ -97,6 +100,7 @@ static const float *q6_sub_block(const spk_quant_tile *tile, size_t s) {
     return &tile->x[s / SPK_QUANT_LANES * Q6_DEPTH][s % SPK_QUANT_LANES];
 }
 
+/* Codes of one sub-block, of which step = d * scale may be negative. */
 static bool q6_codes(const spk_quant_tile *tile, size_t s, float step, float slack, spk_quant_q6_fit *out) {
     const float *x = q6_sub_block(tile, s);
     for (size_t i = 0; i < Q6_DEPTH; i++) {
@@ -116,7 +120,7 @@ static bool q6_sub_block_exact(const spk_quant_tile *tile, size_t s, float unit,
     for (int divisor = 1; divisor <= -SPK_QUANT_Q6_CODE_MIN; divisor++) {
         int magnitude = whole_ratio(unit / (float)divisor, fabsf(d), slack, 1, -INT8_MIN);
         if (magnitude < 1) continue;
-        for (int scale = -magnitude; scale <= magnitude; scale += 2 * magnitude) {
+        for (int scale = magnitude; scale >= -magnitude; scale -= 2 * magnitude) {
             if (scale > INT8_MAX || !q6_codes(tile, s, d * (float)scale, slack, out)) continue;
             out->scale[s] = (int8_t)scale;
             return true;
@@ -130,17 +134,20 @@ bool spk_quant_q6_exact(const spk_quant_tile *tile, spk_quant_q6_fit *out) {
     for (size_t s = 0; s < Q6_SUB_BLOCKS; s++) {
         const float *x = q6_sub_block(tile, s);
         float high = largest_magnitude(x, Q6_DEPTH, SPK_QUANT_LANES);
-        units[s] = common_unit(x, Q6_DEPTH, SPK_QUANT_LANES, high / (0.5f - SPK_QUANT_Q6_CODE_MIN), high * TOLERANCE);
+        float least = high / (0.5f - SPK_QUANT_Q6_CODE_MIN);
+        units[s] = common_unit(x, Q6_DEPTH, SPK_QUANT_LANES, least, high * UNIT_TOLERANCE);
         if (units[s] == 0 && high > 0) return false;
         most = larger(most, units[s]);
         peak = larger(peak, high);
     }
     float unit = common_unit(units, Q6_SUB_BLOCKS, 1, most / (-INT8_MIN * (0.5f - SPK_QUANT_Q6_CODE_MIN)),
-                             most * TOLERANCE / -INT8_MIN);
+                             most * UNIT_TOLERANCE / -INT8_MIN);
     if (unit == 0) return false;
-    for (int divisor = 1; divisor <= -INT8_MIN; divisor++)
+    /* The largest of the units is d times a product of a scale and a code. */
+    int product_max = -INT8_MIN * -SPK_QUANT_Q6_CODE_MIN, divisor_max = (int)((float)product_max * unit / most + 0.5f);
+    for (int divisor = 1; divisor <= divisor_max; divisor++)
         for (int sign = 1; sign >= -1; sign -= 2) {
-            float d = factor_of(unit, divisor) * (float)sign;
+            float d = factor_of(unit, divisor, unit * TOLERANCE) * (float)sign;
             size_t s = 0;
             while (d != 0 && s < Q6_SUB_BLOCKS && q6_sub_block_exact(tile, s, units[s], d, peak * TOLERANCE, out)) s++;
             if (s < Q6_SUB_BLOCKS) continue;
@@ -156,13 +163,12 @@ typedef struct {
     const spk_quant_tile *tile;
     int   code_max;
     float slack;                          /* of one weight */
-    float low[SPK_QUANT_LANES], range[SPK_QUANT_LANES], unit[SPK_QUANT_LANES];
-    int   span[SPK_QUANT_LANES];          /* codes from the smallest weight to the largest, once scales are known */
-    int   scale[SPK_QUANT_LANES];
-    float d;
+    float low[SPK_QUANT_LANES], range[SPK_QUANT_LANES];
+    float unit[SPK_QUANT_LANES];          /* of the differences in a lane; 0 if its weights are equal */
+    float d;                              /* being tried */
 } affine_grid;
 
-/* Units of all lanes, or false; a lane of equal weights has unit 0. */
+/* Units of all lanes, or false. */
 static bool affine_units(affine_grid *grid) {
     float z[SPK_QUANT_DEPTH];
     for (size_t j = 0; j < SPK_QUANT_LANES; j++) {
@@ -173,74 +179,84 @@ static bool affine_units(affine_grid *grid) {
             high = larger(high, x[i * SPK_QUANT_LANES]);
         }
         for (size_t i = 0; i < SPK_QUANT_DEPTH; i++) z[i] = x[i * SPK_QUANT_LANES] - low;
-        float range = high - low, slack = larger(fabsf(low), fabsf(high)) * TOLERANCE;
+        float range = high - low, peak = larger(fabsf(low), fabsf(high));
         float least = range / ((float)grid->code_max + 0.5f);
         grid->low[j] = low;
         grid->range[j] = range;
         grid->unit[j] = 0;
-        if (range <= slack) continue;
-        if (slack * 16 > least) return false;                /* too little of the weights is left to be sure */
-        float unit = common_unit(z, SPK_QUANT_DEPTH, 1, least, slack);
+        grid->slack = larger(grid->slack, peak * TOLERANCE);
+        if (range <= peak * TOLERANCE) continue;
+        if (peak * UNIT_TOLERANCE > least / 16) return false;        /* too few digits are left to be sure */
+        float unit = common_unit(z, SPK_QUANT_DEPTH, 1, least, peak * UNIT_TOLERANCE);
         if (unit == 0) return false;
         grid->unit[j] = range / nearest(range / unit);       /* many small roundings become one */
-        grid->slack = larger(grid->slack, slack);
     }
     return true;
 }
 
-/* Scales of all lanes for d; a lane of equal weights gets scale 0 for now. */
-static bool affine_scales(affine_grid *grid, float d) {
-    grid->d = d;
+/* The scale of lane j whose step is its unit over `divisor`, and the codes that the lane's range then spans; 0 if there
+ * is none. */
+static int affine_scale(const affine_grid *grid, size_t j, int divisor, int *span) {
+    int scale = whole_ratio(grid->unit[j] / (float)divisor, grid->d, grid->d * 0x1p-8f, 1, SPK_QUANT_SCALE_MAX);
+    if (scale < 1) return 0;
+    *span = (int)nearest(grid->range[j] / (grid->d * (float)scale));
+    return *span <= grid->code_max ? scale : 0;
+}
+
+/* Whether all lanes have a scale for d: most wrong d fail here. */
+static bool affine_has_scales(const affine_grid *grid) {
     for (size_t j = 0; j < SPK_QUANT_LANES; j++) {
-        grid->scale[j] = grid->span[j] = 0;
+        int divisor = 1, span;
         if (grid->unit[j] == 0) continue;
-        int divisor = 1;
-        for (; divisor <= grid->code_max; divisor++) {
-            int scale = whole_ratio(grid->unit[j] / (float)divisor, d, d * 0x1p-8f, 1, SPK_QUANT_SCALE_MAX);
-            if (scale < 1) continue;
-            grid->scale[j] = scale;
-            grid->span[j] = (int)nearest(grid->range[j] / (d * (float)scale));
-            break;
-        }
-        if (divisor > grid->code_max || grid->span[j] > grid->code_max) return false;
+        while (divisor <= grid->code_max && affine_scale(grid, j, divisor, &span) == 0) divisor++;
+        if (divisor > grid->code_max) return false;
     }
     return true;
 }
 
-/* The min of lane j as a multiple of dmin, whatever code its smallest weight has; -1 if there is none. */
-static int affine_lane_min(affine_grid *grid, size_t j, float dmin) {
-    for (int code = 0; code <= grid->code_max - grid->span[j]; code++) {
-        float depth = (float)code * (float)grid->scale[j] * grid->d - grid->low[j];
-        if (fabsf(depth) <= grid->slack) return 0;
-        if (dmin == 0) continue;
-        int min = whole_ratio(depth, dmin, grid->slack, 0, SPK_QUANT_SCALE_MAX);
-        if (min >= 0) return min;
+/* Whether lane j can be made of scale and dmin; *min gets the min, whatever code the smallest weight then has. */
+static bool affine_min(const affine_grid *grid, size_t j, int scale, int span, float dmin, int *min) {
+    for (int code = 0; code <= grid->code_max - span; code++) {
+        float depth = (float)(code * scale) * grid->d - grid->low[j];
+        *min = 0;
+        if (fabsf(depth) <= grid->slack) return true;
+        if (dmin > 0) *min = whole_ratio(depth, dmin, grid->slack, 1, SPK_QUANT_SCALE_MAX);
+        if (*min > 0) return true;
     }
-    if (grid->unit[j] > 0) return -1;
-    /* Equal weights above 0: any scale and code whose product fits. */
-    for (int min = 0; min <= SPK_QUANT_SCALE_MAX; min++)
-        for (int code = 1; code <= grid->code_max; code++) {
-            float height = (grid->low[j] + (float)min * dmin) / (float)code;
-            int scale = whole_ratio(height, grid->d, grid->slack / (float)code, 1, SPK_QUANT_SCALE_MAX);
-            if (scale < 1) continue;
-            grid->scale[j] = scale;
-            grid->span[j] = code;
-            return min;
-        }
-    return -1;
+    return false;
 }
 
-/* Mins of all lanes for dmin, then the codes, each checked. */
-static bool affine_finish(affine_grid *grid, float dmin, spk_quant_affine_fit *out) {
+/* Scale and min of lane j. */
+static bool affine_lane(const affine_grid *grid, size_t j, float dmin, int *scale, int *min) {
+    int span;
+    for (int divisor = 1; grid->unit[j] > 0 && divisor <= grid->code_max; divisor++) {
+        *scale = affine_scale(grid, j, divisor, &span);
+        if (*scale > 0 && affine_min(grid, j, *scale, span, dmin, min)) return true;
+    }
+    if (grid->unit[j] > 0) return false;
+    /* Equal weights: no scale at all if they are a multiple of dmin, else any scale and code whose product fits. */
+    *scale = 0;
+    if (affine_min(grid, j, 0, grid->code_max, dmin, min)) return true;
+    for (*min = 0; *min <= SPK_QUANT_SCALE_MAX; ++*min)
+        for (int code = 1; code <= grid->code_max; code++) {
+            float height = (grid->low[j] + (float)*min * dmin) / (float)code;
+            *scale = whole_ratio(height, grid->d, grid->slack / (float)code, 1, SPK_QUANT_SCALE_MAX);
+            if (*scale > 0) return true;
+        }
+    return false;
+}
+
+/* Scales and mins of all lanes, then the codes, each checked. */
+static bool affine_finish(const affine_grid *grid, float dmin, spk_quant_affine_fit *out) {
     for (size_t j = 0; j < SPK_QUANT_LANES; j++) {
-        int min = affine_lane_min(grid, j, dmin);
-        if (min < 0) return false;
+        int scale, min;
+        if (!affine_lane(grid, j, dmin, &scale, &min)) return false;
         out->min[j] = (uint8_t)min;
-        out->scale[j] = (uint8_t)grid->scale[j];
-        float step = grid->scale[j] > 0 ? grid->d * (float)grid->scale[j] : 1.0f;
+        out->scale[j] = (uint8_t)scale;
+        float step = scale > 0 ? grid->d * (float)scale : 1.0f;
         for (size_t i = 0; i < SPK_QUANT_DEPTH; i++) {
             float height = grid->tile->x[i][j] + (float)min * dmin;
-            int code = whole_ratio(height, step, grid->slack, 0, grid->scale[j] > 0 ? grid->code_max : 0);
+            int code = whole_ratio(height, step, grid->slack, 0, scale > 0 ? grid->code_max : 0);
             if (code < 0) return false;
             out->code[i][j] = (uint8_t)code;
         }
@@ -250,19 +266,30 @@ static bool affine_finish(affine_grid *grid, float dmin, spk_quant_affine_fit *o
     return true;
 }
 
-/* dmin from the lane that goes deepest: its depth is dmin times 1..63, for some code of its smallest weight. */
-static bool affine_with_d(affine_grid *grid, spk_quant_affine_fit *out) {
-    size_t deepest = 0;
-    for (size_t j = 1; j < SPK_QUANT_LANES; j++)
-        if (grid->low[j] < grid->low[deepest]) deepest = j;
-    if (affine_finish(grid, 0.0f, out)) return true;
-    for (int code = 0; code <= grid->code_max - grid->span[deepest]; code++) {
-        float depth = (float)code * (float)grid->scale[deepest] * grid->d - grid->low[deepest];
-        if (depth <= 0) continue;
-        for (int min = SPK_QUANT_SCALE_MAX; min >= 1; min--) {
-            float dmin = factor_of(depth, min);
-            if (dmin > 0 && affine_finish(grid, dmin, out)) return true;
+/* Lane j has a min, which is its depth for some scale and some code of its smallest weight: dmin is that depth over
+ * 1 to 63. */
+static bool affine_with_lane(const affine_grid *grid, size_t j, spk_quant_affine_fit *out) {
+    int divisor_max = grid->unit[j] > 0 ? grid->code_max : 1;
+    for (int divisor = 1; divisor <= divisor_max; divisor++) {
+        int span = grid->code_max, scale = 0;                /* equal weights: code 0 of scale 0 */
+        if (grid->unit[j] > 0 && (scale = affine_scale(grid, j, divisor, &span)) == 0) continue;
+        for (int code = 0; code <= grid->code_max - span; code++) {
+            float depth = (float)(code * scale) * grid->d - grid->low[j];
+            for (int min = SPK_QUANT_SCALE_MAX; min >= 1 && depth > 0; min--) {
+                float dmin = factor_of(depth, min, grid->slack);
+                if (dmin > 0 && affine_finish(grid, dmin, out)) return true;
+            }
         }
+    }
+    return false;
+}
+
+static bool affine_with_d(const affine_grid *grid, spk_quant_affine_fit *out) {
+    if (!affine_has_scales(grid)) return false;
+    if (affine_finish(grid, 0.0f, out)) return true;
+    for (size_t j = 0; j < SPK_QUANT_LANES; j++) {
+        int scale, min;
+        if (!affine_lane(grid, j, 0.0f, &scale, &min) && affine_with_lane(grid, j, out)) return true;
     }
     return false;
 }
@@ -270,15 +297,22 @@ static bool affine_with_d(affine_grid *grid, spk_quant_affine_fit *out) {
 bool spk_quant_affine_exact(const spk_quant_tile *tile, uint32_t code_max, spk_quant_affine_fit *out) {
     affine_grid grid = { .tile = tile, .code_max = (int)code_max };
     if (!affine_units(&grid)) return false;
-    float most = largest_magnitude(grid.unit, SPK_QUANT_LANES, 1);
+    float most = 0, relative_slack = 0;                      /* the largest unit, and how well it is known */
+    for (size_t j = 0; j < SPK_QUANT_LANES; j++) {
+        if (grid.unit[j] <= most) continue;
+        most = grid.unit[j];
+        relative_slack = 2 * grid.slack / grid.range[j];
+    }
     if (most == 0) return false;
     float unit = common_unit(grid.unit, SPK_QUANT_LANES, 1, most / (SPK_QUANT_SCALE_MAX * ((float)code_max + 0.5f)),
                              most / (16 * SPK_QUANT_SCALE_MAX * (float)code_max));
     if (unit == 0) return false;
     unit = most / nearest(most / unit);
-    for (int divisor = 1; divisor <= SPK_QUANT_SCALE_MAX; divisor++) {
-        float d = factor_of(unit, divisor);
-        if (d > 0 && affine_scales(&grid, d) && affine_with_d(&grid, out)) return true;
+    /* The largest of the units is d times a product of a scale and a difference of codes. */
+    int divisor_max = (int)((float)(SPK_QUANT_SCALE_MAX * grid.code_max) * unit / most + 0.5f);
+    for (int divisor = 1; divisor <= divisor_max; divisor++) {
+        grid.d = factor_of(unit, divisor, unit * relative_slack);
+        if (grid.d > 0 && affine_with_d(&grid, out)) return true;
     }
     return false;
 }

@@ -21,9 +21,9 @@ enum {
 };
 #define SPK_QUANT_F16_MAX 65504.0f
 
-/* For Q4_K, Q5_K and Q8_0 lane j holds sub-block (block) j: x[i][j] is weight 32 j + i.  For Q6_K, whose sub-blocks have
- * 16 weights, rows 0..15 hold sub-blocks 0..7 and rows 16..31 sub-blocks 8..15: x[16 g + i][j] is weight 128 g + 16 j + i.
- * All x finite, w > 0 with a mean near 1. */
+/* For Q4_K, Q5_K and Q8_0 lane j holds sub-block (block) j: x[i][j] is weight 32 j + i.  For Q6_K, whose sub-blocks
+ * have 16 weights, rows 0..15 hold sub-blocks 0..7 and rows 16..31 sub-blocks 8..15: x[16 g + i][j] is weight
+ * 128 g + 16 j + i.  All x finite and within the type's range, not all 0; w > 0 with a mean near 1. */
 typedef struct {
     _Alignas(32) float x[SPK_QUANT_DEPTH][SPK_QUANT_LANES];
     _Alignas(32) float w[SPK_QUANT_DEPTH][SPK_QUANT_LANES];   /* all 1 unless weighted */

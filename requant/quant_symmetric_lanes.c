@@ -1,7 +1,7 @@
 /* requant/quant_symmetric_lanes.c - the searches for Q6_K (weight = d * scale * code) and Q8_0 (weight = d * code).
  *
- * As in quant_affine_lanes.c the best of many codings is looked for.  A newcomer may wonder at factors well below
- * "largest weight over largest code": giving up one or two of 127 levels costs less than a lucky coding saves.
+ * As in quant_affine_lanes.c the best of many codings is looked for.  A newcomer may wonder that the largest weight
+ * need not get the largest code: giving up a few of 127 levels costs less than a lucky coding saves.
  *
  * In Q6_K the codes reach -32 but only 31, so lanes are turned until their largest weight is negative (turn = 1 or -1);
  * the scale of a turned lane is stored negative.
@@ -13,9 +13,6 @@ enum {
     Q6_SPAN_COUNT = 27, Q6_BATCH = 3, Q6_TOP_COUNT = 4, Q6_REACH = 3,
     Q8_SPAN_COUNT = 21, Q8_BATCH = 3, POLISH_TOP_MIN = 64
 };
-
-/* Of the sum of squares: a relative error of 0.2 %. */
-#define SMALL_ERROR 0x1p-18f
 
 typedef struct {
     v8                    z[SPK_QUANT_DEPTH];   /* x, turned */
@@ -116,7 +113,8 @@ LANES_INLINE void q6_choose_d(q6_candidate candidates[GROUP_COUNT][Q6_SPAN_COUNT
         }
         top = v8_max(slope, top);
     }
-    float top_slope = v8_largest(&top), least = q6_try_d(candidates, half_scale(top_slope / SPK_QUANT_Q6_SCALE_MAX), out);
+    float top_slope = v8_largest(&top);
+    float least = q6_try_d(candidates, half_scale(top_slope / SPK_QUANT_Q6_SCALE_MAX), out);
     for (int t = 1; t < Q6_TOP_COUNT; t++) {
         q6_solution tried;
         float sum = q6_try_d(candidates, half_scale(top_slope / (float)(SPK_QUANT_Q6_SCALE_MAX - 2 * t)), &tried);
@@ -185,7 +183,7 @@ LANES_INLINE void q6_try_neighbours(const q6_problem *p, q6_solution *s, bool we
 
 /* As polish in quant_affine_lanes.c: where little is lost, many d are measured. */
 LANES_INLINE void q6_polish(const q6_problem *p, q6_solution *s, bool weighted) {
-    if (q6_error(s) > SMALL_ERROR * (v8_sum(&p->zz_sum[0]) + v8_sum(&p->zz_sum[1]))) return;
+    if (q6_error(s) > SPK_QUANT_SMALL_ERROR * (v8_sum(&p->zz_sum[0]) + v8_sum(&p->zz_sum[1]))) return;
     v8 slope[GROUP_COUNT] = { s->scale[0] * s->d, s->scale[1] * s->d }, larger = v8_max(slope[0], slope[1]);
     float top_slope = v8_largest(&larger);
     for (int top = SPK_QUANT_Q6_SCALE_MAX; top >= POLISH_TOP_MIN && top_slope > 0; top--) {

@@ -1,8 +1,8 @@
 /* requant/quant_vectors_internal.h - eight floats at a time, for the *_lanes.c files only.
  *
  * Each lane is one sub-block and never meets another, so a result does not depend on the width of the machine's
- * registers: the plain and the AVX2 build give the same bits.  Only comparing and choosing need help, since the compiler
- * does not find the instructions by itself.
+ * registers: the plain and the AVX2 build give the same bits.  Only comparing and choosing need help, since the
+ * compiler does not find the instructions by itself.
  */
 #ifndef SPK_QUANT_VECTORS_INTERNAL_H
 #define SPK_QUANT_VECTORS_INTERNAL_H
@@ -17,10 +17,13 @@
 #define SPK_LANES_NAME(name) name##_plain
 #endif
 
-/* GCC has an opinion on the calling convention of such vectors where AVX is off, although every function here is inlined:
- * the pragma silences it for results, and for arguments there are macros (of pure expressions) and pointers. */
+/* GCC has an opinion on the calling convention of such vectors where AVX is off, although every function here is
+ * inlined.  The pragma silences it for results; arguments are macros' (pure expressions) or pointers. */
 #pragma GCC diagnostic ignored "-Wpsabi"
 #define LANES_INLINE static inline __attribute__((always_inline))
+
+/* Squared error to sum of squares.  Below this, a relative error of 0.2 %, searches measure what they else compute. */
+#define SPK_QUANT_SMALL_ERROR 0x1p-18f
 
 typedef float   v8  __attribute__((vector_size(32)));
 typedef int32_t v8i __attribute__((vector_size(32)));
@@ -35,10 +38,10 @@ LANES_INLINE v8 v8_all(float f) {
     return (v8){ f, f, f, f, f, f, f, f };
 }
 
-/* v8_less: all ones where a < b, else 0.  v8_choose: yes where a lane of the v8i condition is all ones, no where it is 0.
- * v8_min, v8_max: a < b ? a : b and a > b ? a : b.  Of finite values.
- * Where registers are narrower than v8 GCC splits arithmetic into halves, but comparisons into single lanes; so the sign
- * of the difference is taken there (+ 0.0f turns -0 into 0: equal values are not less). */
+/* v8_less: all ones where a < b, else 0.  v8_choose: yes where a lane of the v8i condition is all ones, no where it is
+ * 0.  v8_min, v8_max: a < b ? a : b and a > b ? a : b.  Of finite values.
+ * Where registers are narrower than v8 GCC splits arithmetic into halves, but comparisons into single lanes; so the
+ * sign of the difference is taken there (+ 0.0f turns -0 into 0: equal values are not less). */
 #ifdef SPK_LANES_AVX2
 #define v8_less(a, b)                 ((v8i)((a) < (b)))
 #define v8_choose(condition, yes, no) ((v8)_mm256_blendv_ps((__m256)(no), (__m256)(yes), (__m256)(condition)))

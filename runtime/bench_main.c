@@ -16,6 +16,7 @@
 #include "formats/cli.h"
 #include "formats/pool.h"
 #include "formats/version.h"
+#include "runtime/compare.h"
 #include "runtime/runtime.h"
 #include "runtime/tool.h"
 
@@ -217,20 +218,13 @@ static spk_status measure(bench *b, spk_error *err) {
 
 /* ---- Report ---- */
 
-static int compare_doubles(const void *x, const void *y) {
-    double a, b;
-    memcpy(&a, x, sizeof a);
-    memcpy(&b, y, sizeof b);
-    return (a > b) - (a < b);
-}
-
 typedef struct { double low, median, high; } spread;
 
 static spread spread_of(const double *values, uint64_t count) {
     double sorted[REPEATS_MAX];
     memcpy(sorted, values, count * sizeof *sorted);
-    qsort(sorted, count, sizeof *sorted, compare_doubles);
-    return (spread){ sorted[0], (sorted[(count - 1) / 2] + sorted[count / 2]) / 2, sorted[count - 1] };
+    spk_sort_doubles(sorted, count);
+    return (spread){ sorted[0], spk_percentile(sorted, count, 0.5), sorted[count - 1] };
 }
 
 static void print_report(const bench *b) {

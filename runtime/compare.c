@@ -292,7 +292,9 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static double percentile(const double *sorted, uint64_t count, double share) {
+void spk_sort_doubles(double *values, uint64_t count) { qsort(values, count, sizeof *values, compare_doubles); }
+
+double spk_percentile(const double *sorted, uint64_t count, double share) {
     double place = share * (double)(count - 1);
     uint64_t below = (uint64_t)place;
     if (below + 1 >= count) return sorted[count - 1];
@@ -303,12 +305,12 @@ static spk_status kl_percentiles(const point *points, uint64_t count, spk_compar
     double *sorted = malloc(count * sizeof *sorted);
     if (sorted == NULL) return spk_fail(err, SPK_E_MEMORY, "comparison: out of memory");
     for (uint64_t i = 0; i < count; i++) sorted[i] = points[i].kl;
-    qsort(sorted, count, sizeof *sorted, compare_doubles);
-    s->kl_median = percentile(sorted, count, 0.5);
-    s->kl_p90 = percentile(sorted, count, 0.9);
-    s->kl_p95 = percentile(sorted, count, 0.95);
-    s->kl_p99 = percentile(sorted, count, 0.99);
-    s->kl_p999 = percentile(sorted, count, 0.999);
+    spk_sort_doubles(sorted, count);
+    s->kl_median = spk_percentile(sorted, count, 0.5);
+    s->kl_p90 = spk_percentile(sorted, count, 0.9);
+    s->kl_p95 = spk_percentile(sorted, count, 0.95);
+    s->kl_p99 = spk_percentile(sorted, count, 0.99);
+    s->kl_p999 = spk_percentile(sorted, count, 0.999);
     s->kl_max = sorted[count - 1];
     free(sorted);
     return SPK_OK;

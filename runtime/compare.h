@@ -66,6 +66,10 @@ typedef struct {
 SPK_MUST_CHECK spk_status spk_compare_summarize(const spk_compare *compare, uint32_t candidate,
                                                 spk_compare_summary *out, spk_error *err);
 
+void   spk_sort_doubles(double *values, uint64_t count);              /* ascending; no NaN */
+/* Of sorted values (count >= 1), share 0 .. 1, interpolated between order statistics: 0.5 is the median. */
+double spk_percentile(const double *sorted, uint64_t count, double share);
+
 /* What gates compare with a limit: the bounds that a fortunate sample cannot move. */
 double spk_compare_kl_upper(const spk_compare_summary *summary);      /* kl_mean + SPK_COMPARE_BOUND_SIGMAS kl_se */
 double spk_compare_top1_lower(const spk_compare_summary *summary);    /* top1 - SPK_COMPARE_BOUND_SIGMAS top1_se */

@@ -5,6 +5,10 @@
  * Work is split over the pool by units whose results do not depend on the split: row groups, heads, tokens.  Recurrences
  * (convolution, delta rule) walk the batch's tokens in order inside one head.
  *
+ * Vectors are int8 with one scale per 32 where the kernels quantize.  The inputs and outputs of mixers and the inputs of down
+ * projections are two such vectors, the second for what the first leaves out: most of the error of a step comes from
+ * there (measured: kernels/NOTES.md), and it decides which experts the router takes.
+ *
  * What a newcomer gets wrong: V head j uses K head j % K heads; attn_q rows hold [q, gate] per head; q is scaled once by
  * 1/sqrt(k_dim) after its L2 norm.
  */
@@ -27,6 +31,13 @@ typedef struct {
     const spk_matmul_job *jobs;
 } job_pass;
 
+static void add_rest(const spk_matmul_job *job, uint64_t unit_begin, uint64_t unit_end) {
+    uint64_t row = unit_begin * job->rows_per_unit, end = unit_end * job->rows_per_unit;
+    if (end > job->w.row_count) end = job->w.row_count;
+    for (uint32_t t = 0; t < job->token_count; t++)
+        for (uint64_t r = row; r < end; r++) job->y[t][r] += job->y[job->token_count + t][r];
+}
+
 static void run_job_units(void *context, uint64_t begin, uint64_t end, uint32_t thread_index) {
     (void)thread_index;
     const job_pass *pass = context;
@@ -35,8 +46,9 @@ static void run_job_units(void *context, uint64_t begin, uint64_t end, uint32_t 
         uint64_t job_end = first + job->unit_count;
         if (begin >= job_end) continue;
         uint64_t stop = end < job_end ? end : job_end;
-        pass->kernels->matmul[job->w.type][job->w.layout](&job->w, job->x, job->y, job->token_count, begin - first,
-                                                          stop - first);
+        uint32_t vector_count = job->has_rest ? 2 * job->token_count : job->token_count;
+        pass->kernels->matmul[job->w.type][job->w.layout](&job->w, job->x, job->y, vector_count, begin - first, stop - first);
+        if (job->has_rest) add_rest(job, begin - first, stop - first);
         begin = stop;
     }
 }
@@ -50,12 +62,32 @@ void spk_run_jobs(spk_session *session, const spk_matmul_job *jobs, uint32_t job
     spk_pool_run(session->pool, unit_count, grain ? grain : 1, run_job_units, &pass);
 }
 
-/* ---- Norms ---- */
+/* ---- Vectors ---- */
+
+void spk_quantize_with_rest(const spk_session *session, spk_activation *list, uint64_t count, uint64_t t) {
+    const spk_kernels *kernels = session->model->kernels;
+    kernels->quantize(&list[t]);
+    if (list[t].pairs == NULL || !kernels->quantizes_activations) return;
+    spk_activation_residual(&list[t], list[count + t].f32);
+    kernels->quantize(&list[count + t]);
+}
+
+float *const *spk_output_rows(spk_session *session, uint32_t slot, float *first, float *rest, uint64_t stride,
+                              uint32_t token_count) {
+    float **y = session->s.y + (uint64_t)slot * 2 * session->batch_tokens;
+    for (uint32_t t = 0; t < token_count; t++) {
+        y[t] = first + t * stride;
+        y[token_count + t] = rest + t * stride;
+    }
+    return y;
+}
 
 typedef struct {
     spk_session *session;
     const float *weight;
     const float *add;       /* [T][hidden] added to x first, or NULL */
+    uint32_t     token_count;
+    bool         has_rest;
 } norm_pass;
 
 static void norm_tokens(void *context, uint64_t begin, uint64_t end, uint32_t thread_index) {
@@ -65,41 +97,44 @@ static void norm_tokens(void *context, uint64_t begin, uint64_t end, uint32_t th
     uint64_t hidden = m->config.hidden_size;
     for (uint64_t t = begin; t < end; t++) {
         float *x = pass->session->s.x + t * hidden;
-        spk_activation *h = &pass->session->s.h[t];
+        spk_activation *h = pass->session->s.h;
         if (pass->add != NULL) m->kernels->add_scaled(x, pass->add + t * hidden, 1.0f, hidden);
-        m->kernels->rms_norm(x, pass->weight, hidden, m->config.rms_eps, h->f32);
-        m->kernels->quantize(h);
+        m->kernels->rms_norm(x, pass->weight, hidden, m->config.rms_eps, h[t].f32);
+        if (pass->has_rest) spk_quantize_with_rest(pass->session, h, pass->token_count, t);
+        else m->kernels->quantize(&h[t]);
     }
 }
 
 /* x += add (if any); h = rms_norm(x; weight), ready for matmul. */
-static void norm(spk_session *session, const float *weight, const float *add, uint32_t token_count) {
-    norm_pass pass = { session, weight, add };
+static void norm(spk_session *session, const float *weight, const float *add, uint32_t token_count, bool has_rest) {
+    norm_pass pass = { session, weight, add, token_count, has_rest };
     spk_pool_run(session->pool, token_count, 1, norm_tokens, &pass);
 }
 
+/* A job of a mixer's input projections: outputs side by side in project, from column `offset`. */
+static spk_matmul_job project_in(spk_session *session, spk_matrix w, uint32_t slot, uint64_t offset, uint32_t n) {
+    uint64_t width = session->project_width;
+    float *const *y = spk_output_rows(session, slot, session->s.project + offset, session->s.rest + offset, width, n);
+    return spk_job(w, session->s.h, y, n, spk_wants_rest(session, &w));
+}
+
+typedef struct {
+    spk_session *session;
+    uint32_t     token_count;
+} mixed_pass;
+
 static void quantize_mixed(void *context, uint64_t begin, uint64_t end, uint32_t thread_index) {
     (void)thread_index;
-    spk_session *session = context;
-    for (uint64_t t = begin; t < end; t++) session->model->kernels->quantize(&session->s.mixed[t]);
-}
-
-/* Output pointers of a projection: row t at project + t * width + offset. */
-static float *const *project_rows(spk_session *session, uint32_t slot, uint64_t offset, uint32_t token_count) {
-    float **y = session->s.y + (uint64_t)slot * session->batch_tokens;
-    for (uint32_t t = 0; t < token_count; t++) y[t] = session->s.project + t * session->project_width + offset;
-    return y;
-}
-
-static float *const *delta_rows(spk_session *session, uint32_t token_count) {
-    for (uint32_t t = 0; t < token_count; t++) session->s.y[t] = session->s.delta + (uint64_t)t * session->model->config.hidden_size;
-    return session->s.y;
+    const mixed_pass *pass = context;
+    for (uint64_t t = begin; t < end; t++) spk_quantize_with_rest(pass->session, pass->session->s.mixed, pass->token_count, t);
 }
 
 /* s.delta = W mixed, for the mixer's output projection. */
-static void project_out(spk_session *session, spk_matrix w, uint32_t token_count) {
-    spk_pool_run(session->pool, token_count, 1, quantize_mixed, session);
-    spk_matmul_job job = spk_job(w, session->s.mixed, delta_rows(session, token_count), token_count);
+static void project_out(spk_session *session, spk_matrix w, uint32_t n) {
+    mixed_pass pass = { session, n };
+    spk_pool_run(session->pool, n, 1, quantize_mixed, &pass);
+    float *const *y = spk_output_rows(session, 0, session->s.delta, session->s.rest, session->model->config.hidden_size, n);
+    spk_matmul_job job = spk_job(w, session->s.mixed, y, n, spk_wants_rest(session, &w));
     spk_run_jobs(session, &job, 1);
 }
 
@@ -168,12 +203,11 @@ static void forward_gdn(layer_pass *pass) {
     uint32_t n = pass->token_count;
     uint64_t value_dim = (uint64_t)c->gdn_v_head_count * c->gdn_v_dim;
     uint64_t conv_dim = 2 * (uint64_t)c->gdn_k_head_count * c->gdn_k_dim + value_dim;
-    const spk_activation *h = session->s.h;
     spk_matmul_job jobs[] = {   /* outputs in project: u | z | alpha | beta */
-        spk_job(layer->gdn_qkv, h, project_rows(session, 0, 0, n), n),
-        spk_job(layer->gdn_gate, h, project_rows(session, 1, conv_dim, n), n),
-        spk_job(layer->gdn_alpha, h, project_rows(session, 2, conv_dim + value_dim, n), n),
-        spk_job(layer->gdn_beta, h, project_rows(session, 3, conv_dim + value_dim + c->gdn_v_head_count, n), n),
+        project_in(session, layer->gdn_qkv, 0, 0, n),
+        project_in(session, layer->gdn_gate, 1, conv_dim, n),
+        project_in(session, layer->gdn_alpha, 2, conv_dim + value_dim, n),
+        project_in(session, layer->gdn_beta, 3, conv_dim + value_dim + c->gdn_v_head_count, n),
     };
     spk_run_jobs(session, jobs, 4);
     spk_pool_run(session->pool, 2 * (uint64_t)c->gdn_k_head_count + c->gdn_v_head_count, 1, gdn_conv_heads, pass);
@@ -233,11 +267,10 @@ static void forward_attention(layer_pass *pass) {
     const spk_model_config *c = &session->model->config;
     uint32_t n = pass->token_count;
     uint64_t q_width = c->head_count * q_stride(c), kv_width = (uint64_t)c->kv_head_count * c->head_dim;
-    const spk_activation *h = session->s.h;
     spk_matmul_job jobs[] = {   /* outputs in project: q (with gates) | k | v */
-        spk_job(layer->q, h, project_rows(session, 0, 0, n), n),
-        spk_job(layer->k, h, project_rows(session, 1, q_width, n), n),
-        spk_job(layer->v, h, project_rows(session, 2, q_width + kv_width, n), n),
+        project_in(session, layer->q, 0, 0, n),
+        project_in(session, layer->k, 1, q_width, n),
+        project_in(session, layer->v, 2, q_width + kv_width, n),
     };
     spk_run_jobs(session, jobs, 3);
     spk_pool_run(session->pool, (uint64_t)c->head_count + c->kv_head_count, 1, attention_heads, pass);
@@ -271,7 +304,7 @@ static void head(spk_session *session, uint32_t token_count, float *const *logit
         wanted_y[wanted++] = logits[t];
     }
     if (wanted == 0) return;
-    spk_matmul_job job = spk_job(session->model->output, wanted_h, wanted_y, wanted);
+    spk_matmul_job job = spk_job(session->model->output, wanted_h, wanted_y, wanted, false);
     spk_run_jobs(session, &job, 1);
 }
 
@@ -281,13 +314,13 @@ void spk_forward(spk_session *session, const uint32_t *tokens, uint32_t token_co
     embed(session, tokens, token_count);
     for (uint32_t i = 0; i < m->config.layer_count; i++) {
         layer_pass pass = { session, &m->layers[i], &session->layers[i], token_count };
-        norm(session, m->layers[i].attn_norm, pending, token_count);
+        norm(session, m->layers[i].attn_norm, pending, token_count, true);
         if (m->layers[i].is_attention) forward_attention(&pass);
         else forward_gdn(&pass);
-        norm(session, m->layers[i].ffn_norm, session->s.delta, token_count);
+        norm(session, m->layers[i].ffn_norm, session->s.delta, token_count, false);
         spk_forward_ffn(session, &m->layers[i], token_count);
         pending = session->s.delta;
     }
-    norm(session, m->output_norm, pending, token_count);
+    norm(session, m->output_norm, pending, token_count, false);
     head(session, token_count, logits);
 }

@@ -38,9 +38,10 @@ static void swiglu_items(void *context, uint64_t begin, uint64_t end, uint32_t t
     for (uint64_t i = begin; i < end; i++) {
         uint64_t width = i < routed ? c->expert_ff_size : shared_width(c);
         const float *gate = i < routed ? s->ff + i * 2 * width : s->shared_ff + (i - routed) * 2 * width;
-        spk_activation *act = i < routed ? &s->ff_act[i] : &s->shared_act[i - routed];
-        kernels->swiglu(gate, gate + width, width, act->f32);
-        kernels->quantize(act);
+        spk_activation *list = i < routed ? s->ff_act : s->shared_act;
+        uint64_t count = i < routed ? routed : pass->token_count, at = i < routed ? i : i - routed;
+        kernels->swiglu(gate, gate + width, width, list[at].f32);
+        spk_quantize_with_rest(pass->session, list, count, at);
     }
 }
 
@@ -65,10 +66,9 @@ static void combine_tokens(void *context, uint64_t begin, uint64_t end, uint32_t
     }
 }
 
-static float *const *rows_of(spk_session *session, uint32_t y_slot, float *first, uint64_t stride, uint32_t token_count) {
-    float **y = session->s.y + (uint64_t)y_slot * session->batch_tokens;
-    for (uint32_t t = 0; t < token_count; t++) y[t] = first + t * stride;
-    return y;
+/* A job on s.h: one int8 vector a token. */
+static spk_matmul_job plain_job(spk_session *session, spk_matrix w, uint32_t slot, float *first, uint64_t stride, uint32_t n) {
+    return spk_job(w, session->s.h, spk_output_rows(session, slot, first, session->s.rest, stride, n), n, false);
 }
 
 /* Jobs that need no routing: router, shared gate, and the shared (or dense) gate and up. */
@@ -77,14 +77,13 @@ static uint32_t static_jobs(spk_session *session, const spk_layer *layer, uint32
     spk_scratch *s = &session->s;
     uint32_t count = 0;
     if (c->expert_count > 0)
-        s->jobs[count++] = spk_job(layer->router, s->h, rows_of(session, 0, s->router, c->expert_count + 1, n), n);
+        s->jobs[count++] = plain_job(session, layer->router, 0, s->router, c->expert_count + 1, n);
     if (c->shared_ff_size > 0)
-        s->jobs[count++] = spk_job(layer->shared_router, s->h,
-                                   rows_of(session, 1, s->router + c->expert_count, c->expert_count + 1, n), n);
+        s->jobs[count++] = plain_job(session, layer->shared_router, 1, s->router + c->expert_count, c->expert_count + 1, n);
     if (has_shared(c)) {
         uint64_t width = shared_width(c);
-        s->jobs[count++] = spk_job(layer->shared_gate, s->h, rows_of(session, 2, s->shared_ff, 2 * width, n), n);
-        s->jobs[count++] = spk_job(layer->shared_up, s->h, rows_of(session, 3, s->shared_ff + width, 2 * width, n), n);
+        s->jobs[count++] = plain_job(session, layer->shared_gate, 2, s->shared_ff, 2 * width, n);
+        s->jobs[count++] = plain_job(session, layer->shared_up, 3, s->shared_ff + width, 2 * width, n);
     }
     return count;
 }
@@ -119,26 +118,31 @@ static uint32_t gate_up_jobs(spk_session *session, const spk_layer *layer, const
             s->gather_y[i] = s->ff + slot * 2 * ff;
             s->gather_y[slots + i] = s->ff + slot * 2 * ff + ff;
         }
-        s->jobs[count++] = spk_job(spk_expert_at(&layer->expert_gate, e), s->gather + begin, s->gather_y + begin, size);
-        s->jobs[count++] = spk_job(spk_expert_at(&layer->expert_up, e), s->gather + begin, s->gather_y + slots + begin, size);
+        s->jobs[count++] = spk_job(spk_expert_at(&layer->expert_gate, e), s->gather + begin, s->gather_y + begin, size, false);
+        s->jobs[count++] = spk_job(spk_expert_at(&layer->expert_up, e), s->gather + begin, s->gather_y + slots + begin, size, false);
     }
     return count;
 }
 
-static uint32_t down_jobs(spk_session *session, const spk_layer *layer, const uint32_t *group_end) {
+/* Down of every chosen expert; inputs and outputs of a job and of its rest lie side by side. */
+static uint32_t down_jobs(spk_session *session, const spk_layer *layer, uint32_t slot_count, const uint32_t *group_end) {
     const spk_model_config *c = &session->model->config;
     spk_scratch *s = &session->s;
     uint32_t count = 0, begin = 0;
-    uint64_t slots = (uint64_t)session->batch_tokens * c->expert_used_count;
     for (uint32_t e = 0; e < c->expert_count; begin = group_end[e], e++) {
         uint32_t size = group_end[e] - begin;
         if (size == 0) continue;
-        for (uint32_t i = begin; i < group_end[e]; i++) {
-            s->gather[i] = s->ff_act[s->group_slots[i]];
-            s->gather_y[2 * slots + i] = s->expert_out + (uint64_t)s->group_slots[i] * c->hidden_size;
+        spk_activation *x = s->gather + 2 * (uint64_t)begin;
+        float **y = s->gather_y + 2 * (uint64_t)begin;
+        for (uint32_t i = 0; i < size; i++) {
+            uint32_t slot = s->group_slots[begin + i];
+            x[i] = s->ff_act[slot];
+            x[size + i] = s->ff_act[slot_count + slot];
+            y[i] = s->expert_out + (uint64_t)slot * c->hidden_size;
+            y[size + i] = s->rest + (uint64_t)slot * c->hidden_size;
         }
-        s->jobs[count++] = spk_job(spk_expert_at(&layer->expert_down, e), s->gather + begin,
-                                   s->gather_y + 2 * slots + begin, size);
+        spk_matrix w = spk_expert_at(&layer->expert_down, e);
+        s->jobs[count++] = spk_job(w, x, y, size, spk_wants_rest(session, &w));
     }
     return count;
 }
@@ -155,11 +159,13 @@ void spk_forward_ffn(spk_session *session, const spk_layer *layer, uint32_t toke
         spk_run_jobs(session, s->jobs, gate_up_jobs(session, layer, s->group_end));
     }
     spk_pool_run(session->pool, slot_count + shared_count, 1, swiglu_items, &pass);
-    uint32_t job_count = slot_count > 0 ? down_jobs(session, layer, s->group_end) : 0;
+    uint32_t job_count = slot_count > 0 ? down_jobs(session, layer, slot_count, s->group_end) : 0;
     float *shared_out = c->dense_ff_size > 0 ? s->delta : s->shared_out;   /* a dense FFN is the whole result */
-    if (shared_count > 0)
-        s->jobs[job_count++] = spk_job(layer->shared_down, s->shared_act,
-                                       rows_of(session, 4, shared_out, c->hidden_size, token_count), token_count);
+    if (shared_count > 0) {
+        float *rest = s->rest + (uint64_t)slot_count * c->hidden_size;
+        float *const *y = spk_output_rows(session, 4, shared_out, rest, c->hidden_size, token_count);
+        s->jobs[job_count++] = spk_job(layer->shared_down, s->shared_act, y, token_count, spk_wants_rest(session, &layer->shared_down));
+    }
     spk_run_jobs(session, s->jobs, job_count);
     if (slot_count > 0) spk_pool_run(session->pool, token_count, 1, combine_tokens, &pass);
 }

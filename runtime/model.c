@@ -186,6 +186,7 @@ static spk_status open_pack(spk_model *m, spk_error *err) {
     m->config = *spk_pack_config(m->pack);
     m->tensors = spk_pack_tensors(m->pack);
     m->tensor_count = spk_pack_tensor_count(m->pack);
+    SPK_TRY(spk_model_config_check(&m->config, m->tensors, m->tensor_count, m->path, err));
     for (uint32_t place = 1; place <= SPK_PLACE_COUNT; place++)
         m->sections[place - 1] = spk_pack_section(m->pack, place, &(uint64_t){ 0 });
     return SPK_OK;

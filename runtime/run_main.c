@@ -10,9 +10,9 @@
 #include "formats/cli.h"
 #include "formats/version.h"
 #include "runtime/runtime.h"
+#include "runtime/tool.h"
 
 static const char TOOL[] = "spk-run";
-#define INPUT_BYTES_MAX (UINT64_C(1) << 28)
 
 static const char HELP[] =
     "usage: spk-run [options] MODEL\n"
@@ -61,16 +61,6 @@ typedef struct {
 
 /* ---- Options ---- */
 
-static spk_status parse_backend(const char *text, spk_backend *out, spk_error *err) {
-    static const char *const names[] = { "auto", "ref", "cpu" };
-    for (size_t i = 0; i < 3; i++)
-        if (strcmp(text, names[i]) == 0) {
-            *out = (spk_backend)i;
-            return SPK_OK;
-        }
-    return spk_fail(err, SPK_E_USAGE, "--backend '%s': expected auto, cpu or ref", text);
-}
-
 static spk_status parse_float(const char *option, const char *text, double low, double high, float *out, spk_error *err) {
     double value = 0;
     SPK_TRY(spk_cli_double(option, text, low, high, &value, err));
@@ -113,7 +103,7 @@ static spk_status take_option(int option, run_options *o, spk_error *err) {
     case OPT_TOP_P:       return parse_float("--top-p", optarg, 0, 1, &o->sampler.top_p, err);
     case OPT_MIN_P:       return parse_float("--min-p", optarg, 0, 1, &o->sampler.min_p, err);
     case OPT_SEED:        return spk_cli_u64("--seed", optarg, 0, UINT64_MAX, &o->sampler.seed, err);
-    case OPT_BACKEND:     return parse_backend(optarg, &o->model.backend, err);
+    case OPT_BACKEND:     return spk_tool_backend("--backend", optarg, &o->model.backend, err);
     case OPT_THREADS:     return parse_u32("--threads", optarg, 1, &o->model.thread_count, err);
     case OPT_VERIFY:      o->is_verify = true; return SPK_OK;
     case OPT_TOKENIZE:    o->is_tokenize = true; return SPK_OK;
@@ -145,42 +135,21 @@ static int parse_options(int argc, char **argv, run_options *o) {
 
 /* ---- Input ---- */
 
-static spk_status parse_ids(const char *path, char *text, uint32_t **out, size_t *out_count, spk_error *err) {
-    size_t room = 1;
-    for (const char *c = text; *c != '\0'; c++) room += *c == ',' || *c == ' ' || *c == '\n' || *c == '\t' || *c == '\r';
-    uint32_t *ids = malloc(room * sizeof *ids);
-    if (ids == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory", path);
-    size_t count = 0;
-    char *state = NULL;
-    for (char *word = strtok_r(text, ", \n\t\r", &state); word != NULL; word = strtok_r(NULL, ", \n\t\r", &state)) {
-        char where[300];
-        uint64_t id = 0;
-        (void)snprintf(where, sizeof where, "%s: token %zu", path, count);
-        if (spk_cli_u64(where, word, 0, UINT32_MAX, &id, err) != SPK_OK) {
-            free(ids);
-            err->status = SPK_E_CORRUPT;   /* a bad file, not a bad command line */
-            return SPK_E_CORRUPT;
-        }
-        ids[count++] = (uint32_t)id;
-    }
-    *out = ids;
-    *out_count = count;
-    return SPK_OK;
-}
-
 static spk_status read_prompt(const run_options *o, run_state *r, spk_error *err) {
     char *text = NULL;
     size_t size = o->prompt != NULL ? strlen(o->prompt) : 0;
     const char *path = o->prompt_path != NULL ? o->prompt_path : o->tokens_path;
-    if (path != NULL) SPK_TRY(spk_cli_read_file(path, INPUT_BYTES_MAX, &text, &size, err));
+    if (path != NULL) SPK_TRY(spk_cli_read_file(path, SPK_TOOL_TEXT_BYTES_MAX, &text, &size, err));
     const char *prompt = text != NULL ? text : o->prompt;
     spk_status status;
-    if (o->tokens_path != NULL)
-        status = parse_ids(path, text, &r->prompt, &r->prompt_count, err);
-    else if (o->is_chat)
+    if (o->tokens_path != NULL) {
+        status = spk_tool_tokens(path, text, size, spk_model_vocab_size(r->model), &r->prompt, &r->prompt_count, err);
+        if (status == SPK_E_USAGE && err != NULL) err->status = SPK_E_CORRUPT;   /* a bad file, not a bad command line */
+    } else if (o->is_chat) {
         status = spk_tokenizer_chat(r->tokenizer, prompt, size, &r->prompt, &r->prompt_count, err);
-    else
+    } else {
         status = spk_tokenizer_encode(r->tokenizer, prompt, size, true, &r->prompt, &r->prompt_count, err);
+    }
     free(text);
     return status;
 }
@@ -331,6 +300,7 @@ static spk_status run(const run_options *o, run_state *r, spk_error *err) {
     if (o->logits_path != NULL) return write_logits(o, r, err);
     SPK_TRY(generate(o, r, err));
     if (o->is_json) print_json(o, r);
+    (void)fflush(stdout);
     fprintf(stderr, "%s: %s, loaded in %.2f s; prompt %zu tokens at %.1f tok/s; generated %" PRIu32 " at %.1f tok/s\n", TOOL,
             spk_model_backend_name(r->model), r->load_s, r->prompt_count, prefill_rate(r), r->generated_count, decode_rate(r));
     return SPK_OK;

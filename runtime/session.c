@@ -47,27 +47,28 @@ static void carve_scratch(spk_session *session, arena *a) {
                                      (c->has_attention_gate ? 2 : 1) * q_dim + 2 * (uint64_t)c->kv_head_count * c->head_dim);
     s->x = take(a, t * c->hidden_size * f);
     s->delta = take(a, t * c->hidden_size * f);
-    s->h = take_activations(a, t, c->hidden_size);
+    s->h = take_activations(a, 2 * t, c->hidden_size);
     s->project = take(a, t * session->project_width * f);
     s->conv_out = take(a, t * conv_dim * f);
-    s->mixed = take_activations(a, t, max_u64(value_dim, q_dim));
+    s->mixed = take_activations(a, 2 * t, max_u64(value_dim, q_dim));
     s->cos_sin = take(a, t * c->rope_dim * f);
     s->scores = take(a, (uint64_t)spk_pool_thread_count(session->pool) * session->context_tokens * f);
     s->router = take(a, t * (c->expert_count + 1) * f);
     s->expert = take(a, t * used * sizeof(uint32_t));
     s->expert_weight = take(a, t * used * f);
     s->ff = take(a, t * used * 2 * c->expert_ff_size * f);
-    s->ff_act = take_activations(a, t * used, c->expert_ff_size);
+    s->ff_act = take_activations(a, 2 * t * used, c->expert_ff_size);
     s->expert_out = take(a, t * used * c->hidden_size * f);
     s->shared_ff = take(a, t * 2 * shared * f);
-    s->shared_act = take_activations(a, t, shared);
+    s->shared_act = take_activations(a, 2 * t, shared);
     s->shared_out = take(a, t * c->hidden_size * f);
-    s->gather = take(a, t * used * sizeof(spk_activation));
-    s->gather_y = take(a, t * used * 3 * sizeof(float *));
+    s->gather = take(a, 2 * t * used * sizeof(spk_activation));
+    s->gather_y = take(a, 4 * t * used * sizeof(float *));
     s->group_slots = take(a, t * used * sizeof(uint32_t));
     s->group_end = take(a, c->expert_count * sizeof(uint32_t));
     s->jobs = take(a, (2 * t * used + JOB_SLOTS_STATIC) * sizeof(spk_matmul_job));
-    s->y = take(a, JOB_SLOTS_STATIC * t * sizeof(float *));
+    s->y = take(a, JOB_SLOTS_STATIC * 2 * t * sizeof(float *));
+    s->rest = take(a, t * max_u64(session->project_width, (used + 1) * c->hidden_size) * f);
 }
 
 static void carve_state(spk_session *session, arena *a) {

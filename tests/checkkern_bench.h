@@ -17,7 +17,7 @@ enum { BENCH_RUNS = 7, BENCH_TOKENS = 64 };
 
 typedef struct {
     bool matmul[SPK_TYPE_LIMIT][3];
-    bool quantize, norms, gates, rope, top_k, kv_store, attend, conv, gdn;
+    bool quantize, norms, gates, rope, top_k, attend, conv, gdn;
 } passed_ops;
 
 static double now_s(void) {
@@ -54,8 +54,9 @@ static double bench_median(const bench_item *item, spk_pool *pool, double *least
 static void bench_print(const bench_item *item, const char *variant, spk_pool *pool, double read_gbps) {
     double least, median = bench_median(item, pool, &least), gbps = 1e-9 * (double)item->bytes / median;
     printf("%s,%s,%s,%u,checked,%llu,%s,%d,%.4f,%.4f,%.2f,%.2f,%.2f,%.2f\n", item->op, item->shape, variant,
-           spk_pool_thread_count(pool), (unsigned long long)item->bytes, item->cache, BENCH_RUNS, 1e3 * least, 1e3 * median,
-           gbps, 1e-9 * (double)item->multiply_adds / median, read_gbps, read_gbps > 0 ? gbps / read_gbps : 0);
+           spk_pool_thread_count(pool), (unsigned long long)item->bytes, item->cache, BENCH_RUNS, 1e3 * least,
+           1e3 * median, gbps, 1e-9 * (double)item->multiply_adds / median, read_gbps,
+           read_gbps > 0 ? gbps / read_gbps : 0);
     fflush(stdout);
 }
 
@@ -81,8 +82,8 @@ static void read_pieces(void *context, uint64_t begin, uint64_t end, uint32_t th
 
 static double bench_read(const uint8_t *bytes, uint64_t size_bytes, spk_pool *pool) {
     double least;
-    bench_item item = { "read", "", "cold", size_bytes / READ_PIECE * READ_PIECE, 0, size_bytes / READ_PIECE, 4, read_pieces,
-                        (void *)(uintptr_t)bytes };
+    bench_item item = { "read", "", "cold", size_bytes / READ_PIECE * READ_PIECE, 0, size_bytes / READ_PIECE, 4,
+                        read_pieces, (void *)(uintptr_t)bytes };
     double median = bench_median(&item, pool, &least);
     return 1e-9 * (double)item.bytes / median;
 }
@@ -126,9 +127,9 @@ static void bench_one_matmul(const spk_kernels *table, const spk_type_info *info
         table->quantize(&x[t]);
     }
     bench_matmul b = { table->matmul[type][layout], { data, unit_bytes, type, layout, rows, cols }, x, y, token_count };
-    char shape[64];
-    (void)snprintf(shape, sizeof shape, "%llux%llu tokens=%u", (unsigned long long)rows, (unsigned long long)cols, token_count);
-    char op[32];
+    char shape[64], op[32];
+    (void)snprintf(shape, sizeof shape, "%llux%llu tokens=%u", (unsigned long long)rows, (unsigned long long)cols,
+                   token_count);
     (void)snprintf(op, sizeof op, "matmul %s %s", info->name, spk_layout_name(layout));
     for (int p = 0; p < pool_count; p++) {
         uint64_t units = layout == SPK_LAYOUT_T32 ? spk_t32_geometry_of(type, rows, cols).group_count : rows;
@@ -181,9 +182,10 @@ static void gdn_pieces(void *context, uint64_t begin, uint64_t end, uint32_t thr
     const bench_heads *b = context;
     const float *v = b->vectors;
     (void)thread_index;
-    for (uint64_t h = begin; h < end; h++)
-        b->table->gdn_head(&b->shape, (float *)(void *)b->memory + h * GDN_DIM * GDN_DIM, v, v + 128, v + 256, 0.9f, 0.5f,
-                           v, v, b->out + h * GDN_DIM);
+    for (uint64_t h = begin; h < end; h++) {
+        float *state = (float *)(void *)b->memory + h * GDN_DIM * GDN_DIM;
+        b->table->gdn_head(&b->shape, state, v, v + 128, v + 256, 0.9f, 0.5f, v, v, b->out + h * GDN_DIM);
+    }
 }
 
 static void bench_sequence(const spk_kernels *table, const passed_ops *passed, spk_pool **pools, int pool_count) {
@@ -193,8 +195,8 @@ static void bench_sequence(const spk_kernels *table, const passed_ops *passed, s
                       new_floats(512), new_floats(items * POSITIONS), new_floats(GDN_HEADS * GDN_DIM) };
     const bench_item attend = { "attend", "head_dim=256 kv_heads=2 positions=32768", "cold", cache_bytes,
                                 2 * items * POSITIONS * HEAD_DIM, items, 1, attend_pieces, &b };
-    const bench_item gdn = { "gdn_head", "128x128 read and written", "cold", 2 * state_count * 4, 3 * state_count, GDN_HEADS,
-                             8, gdn_pieces, &b };
+    const bench_item gdn = { "gdn_head", "128x128 read and written", "cold", 2 * state_count * 4, 3 * state_count,
+                             GDN_HEADS, 8, gdn_pieces, &b };
     fill(X_RANDOM, b.vectors, 512);
     for (int p = 0; p < pool_count; p++) {
         fill_float_weights(SPK_TYPE_F16, W_RANDOM, b.memory, cache_bytes / 2);
@@ -233,16 +235,18 @@ static void bench_smalls(const spk_kernels *table, const passed_ops *passed, spk
     fill(X_RANDOM, s.x, 4096);
     fill(X_RANDOM, s.y, 3 * 2048);
     fill(X_RANDOM, s.w, 4 * 2048);
-    const struct { bool passed; bench_item item; } items[] = {
-        { passed->quantize, { "quantize x1000", "2048", "l1", 0, 0, SMALL_REPEATS, SMALL_REPEATS, quantize_pieces, &s } },
-        { passed->norms, { "rms_norm x1000", "2048", "l1", 0, 0, SMALL_REPEATS, SMALL_REPEATS, rms_norm_pieces, &s } },
-        { passed->gates, { "swiglu x1000", "2048", "l1", 0, 0, SMALL_REPEATS, SMALL_REPEATS, swiglu_pieces, &s } },
-        { passed->top_k, { "top_k x1000", "256 k=8", "l1", 0, 0, SMALL_REPEATS, SMALL_REPEATS, top_k_pieces, &s } },
-        { passed->rope, { "qk_norm_rope x1000", "256 rope=64", "l1", 0, 0, SMALL_REPEATS, SMALL_REPEATS, rope_pieces, &s } },
-        { passed->conv, { "gdn_conv x1000", "2048 channels", "l1", 0, 0, SMALL_REPEATS, SMALL_REPEATS, conv_pieces, &s } },
+    const struct { bool passed; const char *op, *shape; spk_pool_fn *fn; } ops[] = {
+        { passed->quantize, "quantize x1000", "2048", quantize_pieces },
+        { passed->norms, "rms_norm x1000", "2048", rms_norm_pieces },
+        { passed->gates, "swiglu x1000", "2048", swiglu_pieces },
+        { passed->top_k, "top_k x1000", "256 k=8", top_k_pieces },
+        { passed->rope, "qk_norm_rope x1000", "256 rope=64", rope_pieces },
+        { passed->conv, "gdn_conv x1000", "2048 channels", conv_pieces },
     };
-    for (size_t i = 0; i < sizeof items / sizeof *items; i++)
-        if (items[i].passed) bench_print(&items[i].item, table->name, pool, 0);
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
+        bench_item item = { ops[i].op, ops[i].shape, "l1", 0, 0, SMALL_REPEATS, SMALL_REPEATS, ops[i].fn, &s };
+        if (ops[i].passed) bench_print(&item, table->name, pool, 0);
+    }
     free(block), free(s.x), free(s.y), free(s.w);
 }
 
@@ -255,7 +259,8 @@ static int bench(const spk_kernels *table, const passed_ops *passed) {
         return 1;
     }
     int pool_count = spk_pool_thread_count(pools[1]) > 1 ? 2 : 1;
-    printf("op,shape,variant,threads,status,bytes_model,cache,runs,ms_min,ms_median,gbps_median,gmac_per_s,read_gbps,fraction\n");
+    printf("op,shape,variant,threads,status,bytes_model,cache,runs,ms_min,ms_median,gbps_median,gmac_per_s,read_gbps,"
+           "fraction\n");
     bench_matmuls(table, passed, pools, pool_count);
     bench_sequence(table, passed, pools, pool_count);
     bench_smalls(table, passed, pools[0]);

@@ -280,12 +280,11 @@ static void check_splits(const spk_matrix *m, const test_tokens *tokens, spk_mat
         uint64_t row_begin = begin * per, row_end = end * per < m->row_count ? end * per : m->row_count;
         for (uint32_t t = 0; t < TOKENS_MAX; t++) {
             for (uint64_t r = 0; r < m->row_count; r++) {
-                if (t < counts[i] && r >= row_begin && r < row_end)
-                    EXPECT(memcmp(&part.y[t][r], &whole[t][r], 4) == 0, "row %llu differs with %u tokens, units %llu..%llu",
-                           (unsigned long long)r, counts[i], (unsigned long long)begin, (unsigned long long)end);
-                else
-                    EXPECT(is_poison(part.y[t][r]), "row %llu written, outside units %llu..%llu", (unsigned long long)r,
-                           (unsigned long long)begin, (unsigned long long)end);
+                bool is_inside = t < counts[i] && r >= row_begin && r < row_end;
+                bool is_right = is_inside ? memcmp(&part.y[t][r], &whole[t][r], 4) == 0 : is_poison(part.y[t][r]);
+                EXPECT(is_right, "row %llu %s, %u tokens, units %llu..%llu", (unsigned long long)r,
+                       is_inside ? "differs" : "was written", counts[i], (unsigned long long)begin,
+                       (unsigned long long)end);
             }
         }
         fn(m, tokens->x, part.y, counts[i], 0, begin);

@@ -52,13 +52,40 @@ static void check_quantize(const spk_kernels *fast) {
                 for (int group = 0; group < 8; group++)
                     for (int side = 0; side < 2; side++)
                         if (blocks % 2 != 0 || side == (int)(k % 2))
-                            check_quantize_group(x.f32 + 256 * k + 32 * group, &x.pairs[blocks % 2 ? k : k / 2], side, group);
+                            check_quantize_group(x.f32 + 256 * k + 32 * group, &x.pairs[blocks % 2 ? k : k / 2], side,
+                                                 group);
             guarded_free(&g);
         }
     }
     float lone[100] = { 1 };             /* a width without super-blocks has nothing to fill */
     spk_activation x = { .col_count = 100, .f32 = lone };
     fast->quantize(&x);
+}
+
+/* The product rounds and the difference rounds: u of each, and |scale q| is at most |x| + scale/2, |x| <= 127 scale. */
+static void check_residual(const spk_kernels *fast) {
+    static const uint64_t cols[] = { 512, 768, 2048 };
+    for (size_t c = 0; c < sizeof cols / sizeof *cols; c++) {
+        for (int p = 0; p < X_PATTERN_COUNT; p++) {
+            DESCRIBE("cols=%llu x=%s", (unsigned long long)cols[c], x_names[p]);
+            void *block = must(aligned_alloc(64, spk_activation_bytes(cols[c])));
+            guarded out = guarded_new(cols[c] * 4);
+            spk_activation x = spk_activation_carve(block, cols[c]);
+            fill((x_pattern)p, x.f32, cols[c]);
+            fast->quantize(&x);
+            spk_activation_residual(&x, guarded_floats(&out));
+            bool is_even = cols[c] / 256 % 2 == 0;
+            for (uint64_t i = 0; i < cols[c]; i++) {
+                const spk_activation_pair *pair = &x.pairs[is_even ? i / 512 : i / 256];
+                uint64_t side = is_even ? i / 256 % 2 : 0;
+                double scale = (double)pair->scale4[i % 256 / 32][side][0];
+                double want = (double)x.f32[i] - scale * pair->q8[i % 256 / 16][side][i % 16];
+                near("residual", i, (double)guarded_floats(&out)[i], want, 2 * U * 128 * scale + FLOOR);
+            }
+            guarded_free(&out);
+            free(block);
+        }
+    }
 }
 
 /* ---- Elementwise and norms ---- */
@@ -118,7 +145,8 @@ static void check_gates(const spk_kernels *ref, const spk_kernels *fast) {
         ref->sigmoid_gate(want, gate, COUNT);
         fast->sigmoid_gate(got, gate, COUNT);
         for (uint64_t i = 0; i < COUNT; i++)
-            near("sigmoid_gate", i, (double)got[i], (double)want[i], (SIGMOID_ERROR + 2 * U) * fabs((double)want[i]) + FLOOR);
+            near("sigmoid_gate", i, (double)got[i], (double)want[i],
+                 (SIGMOID_ERROR + 2 * U) * fabs((double)want[i]) + FLOOR);
         memcpy(want, up, COUNT * 4);
         memcpy(got, up, COUNT * 4);
         ref->add_scaled(want, gate, 0.3f, COUNT);
@@ -156,8 +184,8 @@ static void check_rope(const spk_kernels *ref, const spk_kernels *fast) {
             ref->qk_norm_rope(want, w, dim, rope, angles, EPS);
             fast->qk_norm_rope(got, w, dim, rope, angles, EPS);
             for (uint32_t i = 0; i < dim; i++) {
-                double size = i < rope ? fabs((double)normed[i % (rope / 2)]) + fabs((double)normed[i % (rope / 2) + rope / 2])
-                                       : fabs((double)normed[i]);
+                uint32_t a = i < rope ? i % (rope / 2) : i, b = i < rope ? a + rope / 2 : i;
+                double size = fabs((double)normed[a]) + fabs((double)normed[b]);
                 near("qk_norm_rope", i, (double)got[i], (double)want[i], 8 * U * size + 4 * FLOOR);
             }
             guarded_free(&out);

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tests/demo.sh BIN_DIR - pack the bundled model, decode from the pack, and measure what the smaller weights cost: a screenful.
+# tests/demo.sh BIN_DIR - pack the bundled model, decode from the pack, measure what the smaller weights cost.
 set -euo pipefail
 bin=$1
 model=packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.gguf

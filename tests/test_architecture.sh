@@ -1,20 +1,25 @@
 #!/usr/bin/env bash
-# The rules of DESIGN.md that a compiler does not enforce.  Each rule is a function over the tree in the current directory that
-# prints one line for each violation; the last part breaks every rule in a scratch copy and expects its function to speak.
+# The rules of DESIGN.md that a compiler does not enforce.  Each rule is a function over the tree in the current folder
+# that prints a line for each violation; the last part breaks every rule in a scratch copy and expects its function to
+# speak.
 set -u
 status=0
 ok() { echo "ok $1"; }
 bad() { echo "FAIL $1"; status=1; }
 
-library_sources() { find formats kernels runtime requant \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) ! -name '*_main.c'; }
+sources() { find "$@" -type f \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \); }
+library_sources() { sources formats kernels runtime requant | grep -v '_main\.c$'; }
 
 # Code without comments: file:line:text.
 code_of() {
     awk 'FNR == 1 { inside = 0 }
          { line = $0; out = ""
            while (line != "") {
-               if (inside) { end = index(line, "*/"); if (!end) { line = ""; break } line = substr(line, end + 2); inside = 0 }
-               else {
+               if (inside) {
+                   end = index(line, "*/")
+                   if (!end) break
+                   line = substr(line, end + 2); inside = 0
+               } else {
                    block = index(line, "/*"); rest = index(line, "//")
                    if (rest && (!block || rest < block)) { out = out substr(line, 1, rest - 1); line = "" }
                    else if (block) { out = out substr(line, 1, block - 1); line = substr(line, block + 2); inside = 1 }
@@ -48,20 +53,23 @@ cli_in_main_only() {
 silent_libraries() {
     # shellcheck disable=SC2046
     code_of $(library_sources | grep -v '^formats/cli\.c$') |
-        grep -E '\<(exit|_exit|_Exit|quick_exit|abort|printf|vprintf|puts|putchar|perror)[[:space:]]*\(|\<(stdout|stderr)\>' |
+        grep -E -e '\<(exit|_exit|_Exit|quick_exit|abort|printf|vprintf|puts|putchar|perror)[[:space:]]*\(' \
+            -e '\<(stdout|stderr)\>' |
         grep -vE ':[[:space:]]*#'
 }
 
 file_lengths() {
-    find formats kernels runtime requant tests -type f \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.sh' \) |
-        xargs wc -l | awk '$2 != "total" && $1 > 620 { print $2 ": " $1 " lines, at most 620" }'
+    { sources formats kernels runtime requant tests; find tests -name '*.sh'; } | xargs wc -l |
+        awk '$2 != "total" && $1 > 620 { print $2 ": " $1 " lines, at most 620" }'
 }
 
 # Every header is complete: it compiles as a translation unit of its own.
 headers_alone() {
     local header
     find formats kernels runtime requant tests -name '*.h' | while read -r header; do
-        echo "#include \"$header\"" | "${CC:-cc}" -std=c11 -D_GNU_SOURCE -I. $(header_flags "$header") -fsyntax-only -x c - 2>&1 | head -n 3
+        # shellcheck disable=SC2046
+        echo "#include \"$header\"" |
+            "${CC:-cc}" -std=c11 -D_GNU_SOURCE -I. $(header_flags "$header") -fsyntax-only -x c - 2>&1 | head -n 3
     done
 }
 header_flags() { case $1 in *avx2*) [ "$(uname -m)" = x86_64 ] && echo "-mavx2 -mfma -mf16c" ;; esac; }
@@ -70,7 +78,8 @@ header_flags() { case $1 in *avx2*) [ "$(uname -m)" = x86_64 ] && echo "-mavx2 -
 readme_is_true() {
     local name main
     grep -oE '\<spk-[a-z]+' README.md | sort -u | while read -r name; do
-        compgen -G "*/$(echo "${name#spk-}" | tr - _)_main.c" >/dev/null || [ -e "formats/$name.md" ] || echo "README.md: no tool $name"
+        compgen -G "*/$(echo "${name#spk-}" | tr - _)_main.c" >/dev/null || [ -e "formats/$name.md" ] ||
+            echo "README.md: no tool $name"
     done
     for main in */*_main.c; do
         name=spk-$(basename "$main" _main.c | tr _ -)
@@ -79,7 +88,8 @@ readme_is_true() {
     grep -oE '(^|`)make [a-z][a-z-]*' README.md | tr -d '`' | sort -u | while read -r _ name; do
         grep -qE "^$name:" Makefile || echo "README.md: no make target $name"
     done
-    grep -oE '\<(formats|kernels|runtime|requant|packs|tests)/[A-Za-z0-9_./-]*[A-Za-z0-9_]' README.md | sort -u | while read -r name; do
+    grep -oE '\<(formats|kernels|runtime|requant|packs|tests)/[A-Za-z0-9_./-]*[A-Za-z0-9_]' README.md | sort -u |
+    while read -r name; do
         [ -e "$name" ] || echo "README.md: no file $name"
     done
 }
@@ -138,5 +148,6 @@ expect readme_is_true spk-imaginary
 expect readme_is_true spk-forgotten
 expect readme_is_true nonsense
 expect readme_is_true tests/nowhere.txt
-if (cd "$scratch/tree" && silent_libraries) | grep -qF formats/quiet.c; then bad "comments and snprintf are no output"; else ok "comments and snprintf are no output"; fi
+if (cd "$scratch/tree" && silent_libraries) | grep -qF formats/quiet.c; then bad "comments and snprintf are no output"
+else ok "comments and snprintf are no output"; fi
 exit $status

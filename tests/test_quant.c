@@ -1,4 +1,4 @@
-/* tests/test_quant.c - the quantizers: accuracy against plain fits, exactness, corner cases, and the same bytes always. */
+/* tests/test_quant.c - the quantizers: accuracy against plain fits, exactness, corner cases, always the same bytes. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -93,6 +93,13 @@ static double square_error(const float *y, const float *column_importance) {
 static double relative_error(const float *y) {
     spk_quant_error sums = { 0 };
     spk_quant_error_add(&sums, weights, y, WEIGHTS);
+    return spk_quant_error_relative_rmse(&sums);
+}
+
+/* Of one row: where rows have very different sizes, the sum over all would hide the small ones. */
+static double row_error(const float *y, size_t row) {
+    spk_quant_error sums = { 0 };
+    spk_quant_error_add(&sums, weights + row * COLS, y + row * COLS, COLS);
     return spk_quant_error_relative_rmse(&sums);
 }
 
@@ -201,10 +208,13 @@ static void beats_a_plain_fit_clearly(void) {
 static void is_never_worse_than_a_plain_fit_on_odd_rows(void) {
     fill_mixed(6);
     for (size_t t = 0; t < TYPE_COUNT; t++) {
-        double plain = plain_error(types[t], NULL), ours;
+        double plain[ROWS];
+        (void)plain_error(types[t], NULL);
+        for (size_t r = 0; r < ROWS; r++) plain[r] = row_error(decoded, r);
         requantize(types[t], NULL);
-        ours = square_error(decoded, NULL);
-        CHECK(ours <= plain, "%s: %g, plain %g", spk_type_name(types[t]), ours, plain);
+        for (size_t r = 0; r < ROWS; r++)
+            CHECK(row_error(decoded, r) <= plain[r], "%s row %zu: %g, plain %g", spk_type_name(types[t]), r,
+                  row_error(decoded, r), plain[r]);
     }
 }
 
@@ -253,9 +263,11 @@ static void random_blocks(uint32_t type, uint64_t *state) {
         for (size_t i = 0; i < info->block_bytes; i++) block[i] = (uint8_t)(check_random(state) >> 40);
         uint16_t d = spk_f32_to_f16(ldexpf(1.0f + fabsf(check_uniform(state)), (int)(check_random(state) % 16) - 14));
         uint16_t dmin = spk_f32_to_f16(spk_f16_to_f32(d) * (4 + 8 * fabsf(check_uniform(state))));
+        if (type == SPK_TYPE_Q6_K && at % 2 == 1) d |= 0x8000;
         memcpy(type == SPK_TYPE_Q6_K ? block + offsetof(spk_block_q6_k, d) : block, &d, sizeof d);
         if (type == SPK_TYPE_Q4_K || type == SPK_TYPE_Q5_K) memcpy(block + offsetof(spk_block_q4_k, dmin), &dmin, 2);
-        for (size_t i = 0; type == SPK_TYPE_Q8_0 && i < 32; i++) block[2 + i] = block[2 + i] == 128 ? 129 : block[2 + i];
+        for (size_t i = 2; type == SPK_TYPE_Q8_0 && i < 34; i++)
+            if (block[i] == 128) block[i] = 129;             /* -128 is no code of ours */
     }
     spk_dequantize(type, blocks, WEIGHTS, weights);
 }
@@ -266,7 +278,9 @@ static void blocks_of_the_type_come_back(void) {
         for (int round = 0; round < 4; round++) {
             random_blocks(types[t], &state);
             requantize(types[t], NULL);
-            CHECK(relative_error(decoded) < 2e-7, "%s: %g", spk_type_name(types[t]), relative_error(decoded));
+            for (size_t r = 0; r < ROWS; r++)
+                CHECK(row_error(decoded, r) < 1e-6, "%s row %zu: %g", spk_type_name(types[t]), r,
+                      row_error(decoded, r));
         }
 }
 
@@ -278,7 +292,9 @@ static void requantizing_again_changes_nothing(void) {
             requantize(types[t], NULL);
             memcpy(weights, decoded, sizeof weights);
             requantize(types[t], weighted ? importance : NULL);
-            CHECK(relative_error(decoded) < 2e-7, "%s: %g", spk_type_name(types[t]), relative_error(decoded));
+            for (size_t r = 0; r < ROWS; r++)
+                CHECK(row_error(decoded, r) < 1e-6, "%s row %zu: %g", spk_type_name(types[t]), r,
+                      row_error(decoded, r));
         }
 }
 
@@ -296,14 +312,15 @@ static void zeros_decode_to_exactly_zero(void) {
     }
 }
 
-static void constants_come_back_within_a_half(void) {
+static void constants_come_back(void) {
     for (size_t t = 0; t < TYPE_COUNT; t++)
         for (int k = -20; k <= 20; k++) {
             float value = ldexpf(k % 2 == 0 ? 1.37f : -1.37f, k / 2);
             for (size_t i = 0; i < WEIGHTS; i++) weights[i] = value;
             requantize(types[t], NULL);
-            CHECK(relative_error(decoded) < 0x1p-10, "%s: %g decodes to %g", spk_type_name(types[t]), (double)value,
-                  (double)decoded[0]);
+            /* Below 2^-6 a d of Q4_K or Q5_K may be a subnormal F16, with fewer bits. */
+            CHECK(relative_error(decoded) < (k < -8 ? 0x1p-7 : 0x1p-11), "%s: %g decodes to %g",
+                  spk_type_name(types[t]), (double)value, (double)decoded[0]);
         }
 }
 
@@ -326,22 +343,25 @@ static void tiny_weights_use_what_f16_has(void) {
     for (size_t i = 0; i < WEIGHTS; i++) weights[i] = i % 2 == 0 ? FLT_TRUE_MIN : -FLT_MIN;
     for (size_t t = 0; t < TYPE_COUNT; t++) {
         requantize(types[t], NULL);
-        for (size_t i = 0; i < WEIGHTS; i++) CHECK(decoded[i] == 0, "%s: %g", spk_type_name(types[t]), (double)decoded[i]);
+        CHECK(largest_magnitude(decoded, WEIGHTS) == 0, "%s", spk_type_name(types[t]));
     }
 }
 
 static void huge_weights_are_clipped_to_the_largest(void) {
-    static const float highest[TYPE_COUNT] = { 65504.0f * 63 * 15, 65504.0f * 63 * 31, 65504.0f * 127 * 32, 65504.0f * 127 };
+    static const float highest[TYPE_COUNT] = { 65504.0f * 63 * 15, 65504.0f * 63 * 31, 65504.0f * 127 * 32,
+                                               65504.0f * 127 };
     for (size_t t = 0; t < TYPE_COUNT; t++) {
         for (size_t i = 0; i < WEIGHTS; i++) weights[i] = FLT_MAX;
         requantize(types[t], NULL);
-        for (size_t i = 0; i < WEIGHTS; i++) CHECK(decoded[i] == highest[t], "%s: %g", spk_type_name(types[t]), (double)decoded[i]);
+        for (size_t i = 0; i < WEIGHTS; i++)
+            CHECK(decoded[i] == highest[t], "%s: %g", spk_type_name(types[t]), (double)decoded[i]);
         fill_mixed(14);
         for (size_t i = 0; i < WEIGHTS; i += 50) weights[i] = i % 100 == 0 ? FLT_MAX : -FLT_MAX;
         requantize(types[t], NULL);
-        CHECK(spk_find_nonfinite(types[t], blocks, WEIGHTS / spk_type_find(types[t])->block_weights) == UINT64_MAX, "%s",
-              spk_type_name(types[t]));
-        CHECK(decoded[0] > 0 && decoded[50] < 0, "%s: %g %g", spk_type_name(types[t]), (double)decoded[0], (double)decoded[50]);
+        uint64_t bad = spk_find_nonfinite(types[t], blocks, WEIGHTS / spk_type_find(types[t])->block_weights);
+        CHECK(bad == UINT64_MAX, "%s: block %d", spk_type_name(types[t]), (int)bad);
+        CHECK(decoded[0] > 0 && decoded[50] < 0, "%s: %g %g", spk_type_name(types[t]), (double)decoded[0],
+              (double)decoded[50]);
     }
 }
 
@@ -381,7 +401,8 @@ static void writes_every_byte_and_none_beside(void) {
             spk_error err = { 0 };
             spk_quant_job job = job_of(types[t], NULL, room + GUARD - 1);      /* not aligned */
             CHECK_OK(spk_quantize(&job, &err), err);
-            CHECK(memcmp(room + GUARD - 1, blocks, bytes) == 0, "%s: bytes depend on what was there", spk_type_name(types[t]));
+            CHECK(memcmp(room + GUARD - 1, blocks, bytes) == 0, "%s: bytes depend on what was there",
+                  spk_type_name(types[t]));
             for (size_t i = 0; i < GUARD; i++)
                 CHECK((i == GUARD - 1 || room[i] == room[0]) && room[GUARD - 1 + bytes + i] == room[0], "%s: guard %zu",
                       spk_type_name(types[t]), i);
@@ -401,7 +422,8 @@ static void rows_do_not_depend_on_each_other(void) {
             job.row_count = 1;
             job.weights = weights + r * COLS;
             CHECK_OK(spk_quantize(&job, &err), err);
-            CHECK(memcmp(other_blocks, blocks + r * row_bytes, row_bytes) == 0, "%s row %zu", spk_type_name(types[t]), r);
+            CHECK(memcmp(other_blocks, blocks + r * row_bytes, row_bytes) == 0, "%s row %zu", spk_type_name(types[t]),
+                  r);
         }
     }
 }
@@ -416,7 +438,8 @@ static void q8_0_takes_rows_of_any_block_count(void) {
         job.col_count = cols;
         job.row_count = WEIGHTS / cols;
         CHECK_OK(spk_quantize(&job, &err), err);
-        CHECK(memcmp(other_blocks, blocks, bytes_of(SPK_TYPE_Q8_0, job.row_count * cols)) == 0, "%d columns", (int)cols);
+        size_t bytes = bytes_of(SPK_TYPE_Q8_0, job.row_count * cols);
+        CHECK(memcmp(other_blocks, blocks, bytes) == 0, "%d columns", (int)cols);
     }
 }
 
@@ -442,10 +465,10 @@ static void every_build_gives_the_same_bytes(void) {
 /* A change of these is a change of every pack that is made from now on. */
 static void bytes_are_those_of_the_last_version(void) {
     static const char *const golden[TYPE_COUNT][2] = {
-        { "", "" },
-        { "", "" },
-        { "", "" },
-        { "", "" },
+        { "d9b782cb0105266cf5d35d6fe9b99d00", "df642c1756b4735b47e8fb1e59fb1122" },
+        { "635d7781d32f878ee20f8a0bab91b349", "20f55ab79c36fbf293289d06a7239239" },
+        { "a49a451144a88ef595054890e8955e84", "ef2ea6b0f02e2f9aeb690f36ec5faa58" },
+        { "d9a5458ab2fae6b45c7cb99c6e68855e", "23caf33cdb8a64084a56a95c40f7929d" },
     };
     fill_mixed(23);
     fill_importance(23);
@@ -470,9 +493,10 @@ static void sums_describe_the_difference(void) {
     spk_quant_error_add(&part, x + 3, y + 3, 4);
     spk_quant_error_merge(&parts, &part);
     CHECK(memcmp(&parts, &whole, sizeof parts) == 0, "parts add up");
-    CHECK(fabs(spk_quant_error_relative_rmse(&whole) - sqrt(6.0 / 124)) < 1e-15, "%g", spk_quant_error_relative_rmse(&whole));
-    CHECK(fabs(spk_quant_error_cosine(&whole) - 133 / sqrt(124.0 * 148)) < 1e-15, "%g", spk_quant_error_cosine(&whole));
-    CHECK(spk_quant_error_relative_rmse(&none) == 0 && spk_quant_error_cosine(&none) == 1, "nothing is lost of nothing");
+    double rmse = spk_quant_error_relative_rmse(&whole), cosine = spk_quant_error_cosine(&whole);
+    CHECK(fabs(rmse - sqrt(6.0 / 124)) < 1e-15, "%g", rmse);
+    CHECK(fabs(cosine - 133 / sqrt(124.0 * 148)) < 1e-15, "%g", cosine);
+    CHECK(spk_quant_error_relative_rmse(&none) == 0 && spk_quant_error_cosine(&none) == 1, "nothing is lost of 0");
 }
 
 int main(void) {
@@ -486,7 +510,7 @@ int main(void) {
     RUN(blocks_of_the_type_come_back);
     RUN(requantizing_again_changes_nothing);
     RUN(zeros_decode_to_exactly_zero);
-    RUN(constants_come_back_within_a_half);
+    RUN(constants_come_back);
     RUN(an_outlier_does_not_drag_the_rest_along);
     RUN(tiny_weights_use_what_f16_has);
     RUN(huge_weights_are_clipped_to_the_largest);

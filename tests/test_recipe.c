@@ -148,7 +148,7 @@ static void a_tensor_of_the_target_type_is_copied_and_counts(void) {
 static void a_rule_without_effect_is_an_error(void) {
     expect_refusal("rule ffn_down_exps F32 -> Q4_K\n", SPK_E_MISMATCH,
                    "rule 'ffn_down_exps F32 -> Q4_K' matches no tensor");
-    expect_refusal("rule blk\\.0\\.ffn_down_exps * -> Q4_K\n", SPK_E_MISMATCH, "matches no tensor"); /* not a whole name */
+    expect_refusal("rule blk\\.0\\.ffn_down_exps * -> Q4_K\n", SPK_E_MISMATCH, "matches no tensor"); /* half a name */
     expect_refusal("rule blk\\.\\d\\.ffn_down_exps\\.weight F16,Q8_0 -> Q4_K\n", SPK_E_MISMATCH,
                    "8 names, but none of those types (the first, 'blk.0.ffn_down_exps.weight', is Q5_K)");
     spk_recipe *recipe;

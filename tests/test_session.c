@@ -2,9 +2,11 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cjson/cJSON.h>
 
+#include "requant/convert.h"
 #include "runtime/runtime.h"
 #include "tests/check.h"
 
@@ -146,6 +148,43 @@ static void threads_and_batches_never_change_a_bit(void) {
     }
 }
 
+/* A native pack of a model beside the test's scratch files. */
+static void make_native_pack(const char *source, const char *out_path) {
+    spk_error err = { 0 };
+    spk_gguf *gguf = NULL;
+    spk_recipe *recipe = NULL;
+    spk_convert_plan plan = { 0 };
+    CHECK_OK(spk_gguf_open(source, &gguf, &err), err);
+    CHECK_OK(spk_recipe_load("native", "", &recipe, &err), err);
+    spk_convert_options options = { .source = gguf, .out_path = out_path, .replace = true, .recipe = recipe, .imatrix_name = "" };
+    CHECK_OK(spk_convert_plan_make(&options, &plan, &err), err);
+    CHECK_OK(spk_convert_run(&options, &plan, &err), err);
+    spk_convert_plan_free(&plan);
+    spk_recipe_free(recipe);
+    spk_gguf_close(gguf);
+}
+
+static void a_native_pack_gives_the_bits_of_its_gguf(void) {
+    char path[64];
+    (void)snprintf(path, sizeof path, "/tmp/spk-test-session-%d.spk", (int)getpid());
+    for (int i = 0; i < MODEL_COUNT; i++) {
+        golden g = golden_read(MODELS[i][1]);
+        make_native_pack(MODELS[i][0], path);
+        for (int b = 0; b < 2; b++) {
+            spk_backend backend = b ? SPK_BACKEND_REF : SPK_BACKEND_AUTO;
+            uint32_t vocab = 0;
+            float *from_gguf = evaluate(MODELS[i][0], backend, 0, 0, g.tokens, 32, &vocab);
+            float *from_pack = evaluate(path, backend, 0, 0, g.tokens, 32, &vocab);
+            CHECK(from_gguf && from_pack && memcmp(from_gguf, from_pack, (size_t)32 * vocab * sizeof *from_gguf) == 0,
+                  "%s: backend %d differs", MODELS[i][0], (int)backend);
+            free(from_gguf);
+            free(from_pack);
+        }
+        cJSON_Delete(g.root);
+    }
+    (void)remove(path);
+}
+
 static void reset_starts_over_and_the_context_has_an_end(void) {
     spk_error err = { 0 };
     spk_model *model = NULL;
@@ -187,6 +226,7 @@ static void what_is_no_model_is_refused_in_one_line(void) {
 int main(void) {
     RUN(reference_reproduces_the_golden_logits_and_the_fast_path_stays_near);
     RUN(threads_and_batches_never_change_a_bit);
+    RUN(a_native_pack_gives_the_bits_of_its_gguf);
     RUN(reset_starts_over_and_the_context_has_an_end);
     RUN(what_is_no_model_is_refused_in_one_line);
     return CHECK_EXIT();
