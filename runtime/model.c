@@ -195,7 +195,7 @@ static spk_status open_pack(spk_model *m, spk_error *err) {
 /* ---- The API ---- */
 
 static spk_status choose_kernels(spk_model *m, spk_backend backend, spk_error *err) {
-    const spk_kernels *fast = spk_kernels_avx2();
+    const spk_kernels *fast = spk_kernels_fast();
     if (backend == SPK_BACKEND_CPU && fast == NULL)
         return spk_fail(err, SPK_E_UNSUPPORTED, "backend cpu: this machine or build has no AVX2, FMA and F16C; use ref");
     m->kernels = backend == SPK_BACKEND_REF || fast == NULL ? spk_kernels_ref() : fast;
