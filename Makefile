@@ -3,6 +3,7 @@
 #   make            build the tools into build/bin
 #   make demo       pack the bundled model, decode, compare: one screenful
 #   make test       all tests
+#   make CUDA=1     with the GPU backend (nvcc; CUDA_ARCH=90 is the default), in build/cuda
 #   make SAN=1 ...  the same with AddressSanitizer and UndefinedBehaviorSanitizer, in build/san
 #   make V=1        show commands
 .DEFAULT_GOAL := all
@@ -10,15 +11,22 @@
 .SUFFIXES:
 MAKEFLAGS += --no-builtin-rules
 Q := $(if $(V),,@)
+comma := ,
 
 ifeq ($(origin CC),default)
 CC := cc
 endif
 SAN ?= 0
+CUDA ?= 0
+CUDA_ARCH ?= 90
+NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+ifeq ($(CUDA)/$(NVCC),1/)
+$(error CUDA=1, but nvcc was not found: set NVCC=/path/to/nvcc)
+endif
 ARCH := $(shell uname -m)
 
 # One directory per configuration, so that two of them never mix.
-BUILD := build$(if $(filter 1,$(SAN)),/san)
+BUILD := build$(if $(filter 1,$(CUDA)),/cuda)$(if $(filter 1,$(SAN)),/san)
 OBJ   := $(BUILD)/obj
 BIN   := $(BUILD)/bin
 TBIN  := $(BUILD)/tests
@@ -36,7 +44,7 @@ endif
 
 # Sources are chosen by suffix: X_main.c is a tool, X_avx2.c needs AVX2 at run time, X_lanes.c is compiled twice (with
 # and without AVX2; see requant/quant.h), everything else is library.
-LIB_SRC   := $(filter-out %_main.c %_avx2.c,$(wildcard formats/*.c requant/*.c kernels/*.c runtime/*.c))
+LIB_SRC   := $(filter-out %_main.c %_avx2.c %_stub.c,$(wildcard formats/*.c requant/*.c kernels/*.c runtime/*.c))
 LANES_SRC := $(filter %_lanes.c,$(LIB_SRC))
 LIB_OBJ   := $(LIB_SRC:%.c=$(OBJ)/%.o)
 ifeq ($(ARCH),x86_64)
@@ -44,6 +52,12 @@ LIB_OBJ   += $(patsubst %.c,$(OBJ)/%.o,$(wildcard kernels/*_avx2.c)) $(LANES_SRC
 AVX2_FLAGS := -mavx2 -mfma -mf16c
 endif
 LIB_OBJ   += $(OBJ)/requant/recipes_builtin.o
+ifeq ($(CUDA),1)
+LIB_OBJ   += $(patsubst %.cu,$(OBJ)/%.o,$(wildcard kernels/*_cuda.cu))
+LDLIBS    += -L$(patsubst %/bin/,%,$(dir $(NVCC)))/lib64 -lcudart_static -lstdc++ -ldl -lrt
+else
+LIB_OBJ   += $(OBJ)/kernels/cuda_stub.o
+endif
 LIB       := $(OBJ)/libspk.a
 TOOL_MAIN := $(wildcard formats/*_main.c requant/*_main.c kernels/*_main.c runtime/*_main.c)
 TOOLS     := $(foreach m,$(TOOL_MAIN),$(BIN)/spk-$(subst _,-,$(patsubst %_main.c,%,$(notdir $(m)))))
@@ -57,7 +71,7 @@ RECIPES   := $(sort $(wildcard packs/*/*.recipe))
 all: info $(TOOLS)      ## build the tools into build/bin
 
 info: | deps
-	@echo "spk: cc=$(CC) arch=$(ARCH) sanitizers=$(SAN); $(if $(AVX2_FLAGS),AVX2 kernels built, chosen at run time,no AVX2: reference kernels only); tools in $(BIN)"
+	@echo "spk: cc=$(CC) arch=$(ARCH) sanitizers=$(SAN); $(if $(AVX2_FLAGS),AVX2 and VNNI kernels built$(comma) chosen at run time,reference kernels only); GPU backend $(if $(filter 1,$(CUDA)),built for sm_$(CUDA_ARCH),not built: make CUDA=1); tools in $(BIN)"
 
 # Debian packages, installed only when a header is missing.
 DEPS_STAMP := build/deps.ok
@@ -91,6 +105,9 @@ $(OBJ)/%_lanes_avx2.o: %_lanes.c Makefile | deps
 $(OBJ)/%.o: %.c Makefile | deps
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -c -o $@ $<
 
+$(OBJ)/%.o: %.cu Makefile | deps
+	$(Q)mkdir -p $(@D) && $(NVCC) -O3 -std=c++17 -arch=sm_$(CUDA_ARCH) -lineinfo -I. -MMD -MP -c -o $@ $<
+
 # packs/*/*.recipe as C strings: { path, text }, sorted by path.
 $(OBJ)/requant/recipes_builtin.c: $(RECIPES) Makefile
 	$(Q)mkdir -p $(@D) && { echo '#include "requant/recipes_builtin.h"'; echo 'const spk_builtin_recipe spk_builtin_recipes[] = {'; \
@@ -111,8 +128,9 @@ demo: all               ## pack the bundled trained model, decode from the pack,
 peer-test: all          ## compare logits and token ids with llama.cpp, fetched from the npm registry
 	$(Q)tests/peer/run.sh $(BIN)
 
-bench: all $(TBIN)/checkkern         ## check, then time, every kernel; then whole-model benchmarks
+bench: all $(TBIN)/checkkern         ## check, then time, every kernel; then decode and prefill of the bundled model
 	$(Q)$(TBIN)/checkkern --bench
+	$(Q)$(BIN)/spk-bench packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.gguf
 
 clean:                  ## remove build/
 	rm -rf build

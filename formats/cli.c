@@ -11,6 +11,7 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#include "formats/utf8.h"
 
 int spk_cli_fail(const char *tool, const spk_error *err) {
     fprintf(stderr, "%s: %s\n", tool, err->text);
@@ -23,8 +24,35 @@ int spk_cli_usage(const char *tool, const char *format, ...) {
     va_start(args, format);
     (void)vfprintf(stderr, format, args);
     va_end(args);
-    fprintf(stderr, "\nTry '%s --help'.\n", tool);
+    fprintf(stderr, "; see %s --help\n", tool);
     return SPK_EXIT_USAGE;
+}
+
+/* Empty if no long option has this value. */
+static const char *long_name(const struct option *longs, int value) {
+    while (longs->name != NULL && longs->val != value) longs++;
+    return longs->name != NULL ? longs->name : "";
+}
+
+int spk_cli_option(int argc, char **argv, const char *shorts, const struct option *longs, spk_error *err) {
+    opterr = 0;
+    int option = getopt_long(argc, argv, shorts, longs, NULL);
+    if (option != '?' && option != ':') return option;
+    const char *name = optopt != 0 ? long_name(longs, optopt) : "";
+    if (optopt == 0) {
+        const char *word = argv[optind - 1];
+        size_t size_bytes = strcspn(word + 2, "="), match_count = 0;
+        for (const struct option *o = longs; o->name != NULL; o++)
+            match_count += strncmp(o->name, word + 2, size_bytes) == 0;
+        (void)spk_fail(err, SPK_E_USAGE, "%s option '%s'", match_count > 1 ? "ambiguous" : "unknown", word);
+    } else if (option == '?' && *name == '\0') {
+        (void)spk_fail(err, SPK_E_USAGE, "unknown option '-%c'", optopt);
+    } else {
+        const char *what = option == ':' ? "needs a value" : "takes no value";
+        if (*name != '\0') (void)spk_fail(err, SPK_E_USAGE, "--%s %s", name, what);
+        else (void)spk_fail(err, SPK_E_USAGE, "-%c %s", optopt, what);
+    }
+    return '?';
 }
 
 spk_status spk_cli_u64(const char *option, const char *text, uint64_t low, uint64_t high, uint64_t *out,
@@ -41,10 +69,12 @@ spk_status spk_cli_u64(const char *option, const char *text, uint64_t low, uint6
 
 spk_status spk_cli_double(const char *option, const char *text, double low, double high, double *out,
                           spk_error *err) {
+    static const char decimal[] = "+-.0123456789eE";     /* strtod takes more: blanks, hexadecimal, names */
     char *end = NULL;
-    errno = 0;
     double value = strtod(text, &end);
-    if (end == text || *end != '\0' || errno != 0 || !isfinite(value) || value < low || value > high)
+    /* Too large becomes infinite; too small becomes the nearest number there is, which is meant. */
+    if (end == text || *end != '\0' || text[strspn(text, decimal)] != '\0' || !isfinite(value) || value < low ||
+        value > high)
         return spk_fail(err, SPK_E_USAGE, "%s '%s': expected a number from %g to %g", option, text, low, high);
     *out = value;
     return SPK_OK;
@@ -118,9 +148,25 @@ void spk_cli_progress_end(spk_cli_progress *progress) {
 }
 
 int spk_cli_finish(const char *tool, int exit_status) {
-    if (fflush(stdout) != 0 || ferror(stdout)) {
-        fprintf(stderr, "%s: writing the output: %s\n", tool, strerror(errno));
-        return SPK_EXIT_FAILED;
+    if (fflush(stdout) == 0 && !ferror(stdout)) return exit_status;
+    if (exit_status == SPK_EXIT_DONE) fprintf(stderr, "%s: writing the output: %s\n", tool, strerror(errno));
+    return SPK_EXIT_FAILED;
+}
+
+cJSON *spk_cli_json_string(const char *text) {
+    size_t size_bytes = strlen(text), written = 0;
+    char *valid = malloc(3 * size_bytes + 1);
+    if (valid == NULL) return NULL;
+    for (size_t at = 0, count; at < size_bytes; at += count) {
+        size_t wanted;
+        uint32_t code;
+        count = spk_utf8_decode((const unsigned char *)text + at, size_bytes - at, &wanted, &code);
+        bool is_whole = count == wanted;
+        memcpy(valid + written, is_whole ? text + at : SPK_UTF8_REPLACEMENT, is_whole ? count : 3);
+        written += is_whole ? count : 3;
     }
-    return exit_status;
+    valid[written] = '\0';
+    cJSON *item = cJSON_CreateString(valid);
+    free(valid);
+    return item;
 }

@@ -1,4 +1,4 @@
-/* formats/cli.h - what every tool's main() needs: strict parsing, messages, progress.
+/* formats/cli.h - what every tool's main() needs: strict parsing, messages, progress, JSON texts.
  *
  * The only code outside *_main.c that prints; included by *_main.c alone.
  * Results go to stdout, everything else to stderr.  Exit status: 0 done, 1 failed, 2 usage.
@@ -6,21 +6,28 @@
 #ifndef SPK_CLI_H
 #define SPK_CLI_H
 
+#include <getopt.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <cjson/cJSON.h>
 #include "formats/status.h"
 
 enum { SPK_EXIT_DONE = 0, SPK_EXIT_FAILED = 1, SPK_EXIT_USAGE = 2 };
 
 /* Prints "tool: text" for the error and returns the exit status it deserves (USAGE for SPK_E_USAGE, else FAILED). */
 int spk_cli_fail(const char *tool, const spk_error *err);
-/* Prints "tool: message" and a line that points to --help; returns SPK_EXIT_USAGE. */
+/* Prints "tool: message; see tool --help"; returns SPK_EXIT_USAGE. */
 int spk_cli_usage(const char *tool, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* getopt_long without its messages: the next option, -1 after the last, or '?' with *err naming the option and what is
+ * wrong with it (SPK_E_USAGE).  `shorts` begins with ':'. */
+int spk_cli_option(int argc, char **argv, const char *shorts, const struct option *longs, spk_error *err);
 
 /* Whole string, decimal, within [low, high]; else SPK_E_USAGE naming option, text and range. */
 SPK_MUST_CHECK spk_status spk_cli_u64(const char *option, const char *text, uint64_t low, uint64_t high,
                                       uint64_t *out, spk_error *err);
+/* 1e-999 is the nearest number, 0. */
 SPK_MUST_CHECK spk_status spk_cli_double(const char *option, const char *text, double low, double high,
                                          double *out, spk_error *err);
 /* A whole file of at most max_bytes; *out is NUL-terminated (not counted), freed by the caller. */
@@ -38,7 +45,12 @@ void spk_cli_progress_end(spk_cli_progress *progress);   /* clears the line */
 
 double spk_cli_now_s(void);                              /* monotonic clock */
 
-/* Flushes stdout and reports a write error (full disk, closed pipe) as a failure: the last call of a main(). */
+/* A JSON string of a text that may hold any bytes (a path, a name or a recipe from a file): what is not UTF-8 becomes
+ * U+FFFD, since JSON must be UTF-8.  NULL when out of memory, which cJSON_AddItemTo... takes as nothing. */
+cJSON *spk_cli_json_string(const char *text);
+
+/* Flushes stdout and makes a write error (full disk, closed pipe) a failure, with a message unless exit_status says
+ * that there was one already: the last call of a main(). */
 int spk_cli_finish(const char *tool, int exit_status);
 
 #endif

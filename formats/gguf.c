@@ -32,9 +32,9 @@ typedef struct {
 static spk_status read_split(const spk_gguf_part *part, split_place *out, spk_error *err) {
     const spk_kv *no = spk_kv_find(&part->kvs, "split.no"), *count = spk_kv_find(&part->kvs, "split.count");
     *out = (split_place){ 0, 1 };
-    if (no != NULL && !spk_kv_u64(no, 0, &out->index))
+    if (no != NULL && !spk_kv_scalar_u64(no, &out->index))
         return spk_fail(err, SPK_E_CORRUPT, "%s: split.no is not a non-negative integer", part->path);
-    if (count != NULL && !spk_kv_u64(count, 0, &out->count))
+    if (count != NULL && !spk_kv_scalar_u64(count, &out->count))
         return spk_fail(err, SPK_E_CORRUPT, "%s: split.count is not a non-negative integer", part->path);
     if (out->count == 0) out->count = 1;                 /* what merging leaves behind */
     if (out->count > SPK_GGUF_PART_COUNT_MAX)
@@ -127,7 +127,7 @@ static spk_status check_total(const spk_gguf *gguf, spk_error *err) {
         const spk_kv        *kv = spk_kv_find(&part->kvs, "split.tensors.count");
         uint64_t             declared;
         if (kv == NULL) continue;
-        if (!spk_kv_u64(kv, 0, &declared))
+        if (!spk_kv_scalar_u64(kv, &declared))
             return spk_fail(err, SPK_E_CORRUPT, "%s: split.tensors.count is not a non-negative integer", part->path);
         if (declared != gguf->tensor_count)
             return spk_fail(err, SPK_E_MISMATCH, "%s: split.tensors.count is %" PRIu64 ", but the %" PRIu32

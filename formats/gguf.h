@@ -9,6 +9,7 @@
 #define SPK_GGUF_H
 
 #include <stdint.h>
+#include "formats/digest.h"
 #include "formats/kv.h"
 #include "formats/status.h"
 
@@ -55,7 +56,7 @@ uint64_t    spk_gguf_part_bytes(const spk_gguf *gguf, uint32_t part_index);
 SPK_MUST_CHECK spk_status spk_gguf_read(const spk_gguf *gguf, uint32_t part_index, uint64_t offset_bytes,
                                         uint64_t size_bytes, void *out, spk_error *err);
 
-/* ---- Writer.  Writes PATH.tmp-<pid>, then fsync and rename; nothing is left on failure. ---- */
+/* ---- Writer.  Writes a temporary file, then fsync and rename (formats/outfile.h); nothing is left on failure. ---- */
 
 typedef struct {
     char     name[SPK_GGUF_NAME_BYTES_MAX + 1];
@@ -64,6 +65,12 @@ typedef struct {
 } spk_gguf_tensor_spec;
 
 typedef struct spk_gguf_writer spk_gguf_writer;
+
+/* What tells two files apart. */
+typedef struct {
+    uint64_t   size_bytes;
+    spk_digest digest;
+} spk_gguf_identity;
 
 typedef struct {
     const char                 *path;
@@ -74,6 +81,9 @@ typedef struct {
     uint64_t                    kv_bytes_size, kv_count;
     const spk_gguf_tensor_spec *tensors;         /* borrowed until begin returns */
     uint64_t                    tensor_count;
+    uint64_t                    wanted_bytes;    /* padding of the last tensor stops at this size of the file, if it is
+                                                  * reached there; else (0) that tensor is padded like the others */
+    spk_gguf_identity          *identity;        /* filled in by a commit that succeeds; NULL: not wanted */
 } spk_gguf_writer_options;
 
 /* Writes header and tensor infos.  SPK_E_SPACE if the file system has less room than the whole file needs. */

@@ -17,17 +17,16 @@
 #include "formats/gguf_internal.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include "formats/blocks.h"
 #include "formats/cursor_internal.h"
 #include "formats/dequant.h"
+#include "formats/infile.h"
 
 enum { TENSOR_INFO_BYTES_MIN = 8 + 4 + 4 + 8 };   /* no name and no dimensions: refused with their own messages */
 
@@ -118,15 +117,7 @@ spk_status spk_gguf_check_shape(const spk_gguf_tensor_spec *tensor, const char *
 /* ---- opening and header ---- */
 
 static spk_status map_file(const char *path, spk_gguf_part *part, spk_error *err) {
-    struct stat file;
-    /* O_NONBLOCK: opening a pipe must not wait for its other end. */
-    part->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (part->fd < 0 || fstat(part->fd, &file) != 0)
-        return spk_fail(err, SPK_E_IO, "%s: cannot open: %s", path, strerror(errno));
-    if (!S_ISREG(file.st_mode))
-        return spk_fail(err, SPK_E_MAGIC, "%s: is %s, expected a GGUF file", path,
-                        S_ISDIR(file.st_mode) ? "a directory" : S_ISFIFO(file.st_mode) ? "a pipe" : "a device");
-    part->size_bytes = (uint64_t)file.st_size;
+    SPK_TRY(spk_infile_open(path, "a GGUF file", &part->fd, &part->size_bytes, err));
     if (part->size_bytes == 0) return spk_fail(err, SPK_E_MAGIC, "%s: is empty (0 bytes), expected a GGUF file", path);
     void *mapped = mmap(NULL, part->size_bytes, PROT_READ, MAP_PRIVATE, part->fd, 0);
     if (mapped == MAP_FAILED) return spk_fail(err, SPK_E_IO, "%s: cannot map: %s", path, strerror(errno));

@@ -1,7 +1,8 @@
 /* formats/gguf_writer.c - writes one GGUF file, data as a stream.
  *
  * Layout as llama.cpp's: data in the order of the infos, every tensor padded with zeros to the alignment, the last one
- * too.  So the entries and tensors of such a file give that file again, byte for byte.
+ * too unless the caller wants the file to end before.  So the entries and tensors of such a file give that file again,
+ * byte for byte.  Bytes are written in the order of the file, which is what the digest relies on.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -18,11 +19,15 @@ struct spk_gguf_writer {
     char        *path;               /* for messages */
     uint64_t     alignment_bytes;
     uint64_t     at;                 /* file offset of the next byte */
+    uint64_t     end;                /* of the file */
     uint64_t     tensor_count, tensor_index;
     span        *spans;
+    spk_gguf_identity *identity;     /* the caller's, or NULL: then there is no digester */
+    spk_digester      *digester;
 };
 
 static void free_writer(spk_gguf_writer *writer) {
+    spk_digester_destroy(writer->digester);
     free(writer->path);
     free(writer->spans);
     free(writer);
@@ -68,9 +73,8 @@ static spk_status check_names(const spk_gguf_writer_options *o, spk_error *err) 
                     o->tensors[duplicate].name);
 }
 
-/* Sizes and places of the tensors; writer->at becomes the data start, *out_bytes the file's size. */
-static spk_status place_tensors(const spk_gguf_writer_options *o, spk_gguf_writer *writer, uint64_t *out_bytes,
-                                spk_error *err) {
+/* Sizes and places of the tensors; writer->at becomes the data start, writer->end the file's size. */
+static spk_status place_tensors(const spk_gguf_writer_options *o, spk_gguf_writer *writer, spk_error *err) {
     uint64_t header_bytes = SPK_GGUF_HEADER_BYTES + o->kv_bytes_size;
     for (uint64_t i = 0; i < o->tensor_count; i++)
         header_bytes += 8 + name_of(o->tensors, i).size_bytes + 4 + 8 * (uint64_t)o->tensors[i].dim_count + 4 + 8;
@@ -84,8 +88,18 @@ static spk_status place_tensors(const spk_gguf_writer_options *o, spk_gguf_write
                             o->tensors[i].name, size_bytes);
         writer->spans[i] = (span){ at, at + size_bytes };
         at = spk_gguf_align_up(at + size_bytes, o->alignment_bytes);
+        bool is_cut = i + 1 == o->tensor_count && o->wanted_bytes >= writer->spans[i].end && o->wanted_bytes < at;
+        if (is_cut) at = o->wanted_bytes;
     }
-    *out_bytes = at;
+    writer->end = at;
+    return SPK_OK;
+}
+
+/* The next bytes of the file. */
+static spk_status write_next(spk_gguf_writer *writer, const void *bytes, uint64_t size_bytes, spk_error *err) {
+    SPK_TRY(spk_outfile_write(writer->file, writer->at, bytes, size_bytes, err));
+    if (writer->digester != NULL) spk_digester_add(writer->digester, bytes, size_bytes);
+    writer->at += size_bytes;
     return SPK_OK;
 }
 
@@ -95,7 +109,7 @@ static uint8_t *put(uint8_t *at, const void *bytes, uint64_t size_bytes) {
 }
 
 /* Header, metadata, infos and the padding up to the data. */
-static spk_status write_head(const spk_gguf_writer_options *o, const spk_gguf_writer *writer, spk_error *err) {
+static spk_status write_head(const spk_gguf_writer_options *o, spk_gguf_writer *writer, spk_error *err) {
     uint64_t data_start = writer->at;
     uint8_t *head = calloc(1, data_start), *at = head;
     if (head == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory for the header", o->path);
@@ -115,7 +129,8 @@ static spk_status write_head(const spk_gguf_writer_options *o, const spk_gguf_wr
         at = put(at, &t->type, sizeof t->type);
         at = put(at, &offset, sizeof offset);
     }
-    spk_status status = spk_outfile_write(writer->file, 0, head, data_start, err);
+    writer->at = 0;
+    spk_status status = write_next(writer, head, data_start, err);
     free(head);
     return status;
 }
@@ -123,7 +138,6 @@ static spk_status write_head(const spk_gguf_writer_options *o, const spk_gguf_wr
 spk_status spk_gguf_writer_begin(const spk_gguf_writer_options *options, spk_gguf_writer **out, spk_error *err) {
     SPK_TRY(check_options(options, err));
     SPK_TRY(check_names(options, err));
-    uint64_t         file_bytes = 0;
     spk_status       status = SPK_OK;
     spk_gguf_writer *writer = calloc(1, sizeof *writer);
     if (writer != NULL) {
@@ -131,11 +145,13 @@ spk_status spk_gguf_writer_begin(const spk_gguf_writer_options *options, spk_ggu
         writer->spans = calloc(options->tensor_count + 1, sizeof *writer->spans);  /* + 1: there may be none */
         writer->tensor_count = options->tensor_count;
         writer->alignment_bytes = options->alignment_bytes;
+        writer->identity = options->identity;
     }
     if (writer == NULL || writer->path == NULL || writer->spans == NULL)
         status = spk_fail(err, SPK_E_MEMORY, "%s: out of memory", options->path);
-    if (status == SPK_OK) status = place_tensors(options, writer, &file_bytes, err);
-    if (status == SPK_OK) status = spk_outfile_create(options->path, options->replace, file_bytes, &writer->file, err);
+    if (status == SPK_OK && options->identity != NULL) status = spk_digester_create(&writer->digester, err);
+    if (status == SPK_OK) status = place_tensors(options, writer, err);
+    if (status == SPK_OK) status = spk_outfile_create(options->path, options->replace, writer->end, &writer->file, err);
     if (status == SPK_OK) status = write_head(options, writer, err);
     if (status == SPK_OK)
         *out = writer;
@@ -144,14 +160,14 @@ spk_status spk_gguf_writer_begin(const spk_gguf_writer_options *options, spk_ggu
     return status;
 }
 
-/* Zeros from the end of a tensor to the next multiple of the alignment. */
+/* Zeros from the end of a tensor to the next multiple of the alignment, or to the end of the file. */
 static spk_status write_padding(spk_gguf_writer *writer, spk_error *err) {
     static const uint8_t zeros[4096];
     uint64_t             end = spk_gguf_align_up(writer->at, writer->alignment_bytes);
+    if (end > writer->end) end = writer->end;
     while (writer->at < end) {
         uint64_t piece = end - writer->at < sizeof zeros ? end - writer->at : sizeof zeros;
-        SPK_TRY(spk_outfile_write(writer->file, writer->at, zeros, piece, err));
-        writer->at += piece;
+        SPK_TRY(write_next(writer, zeros, piece, err));
     }
     return SPK_OK;
 }
@@ -164,8 +180,7 @@ spk_status spk_gguf_writer_append(spk_gguf_writer *writer, const void *bytes, ui
                             writer->path, size_bytes, writer->tensor_count);
         uint64_t left = writer->spans[writer->tensor_index].end - writer->at;
         uint64_t piece = size_bytes < left ? size_bytes : left;
-        SPK_TRY(spk_outfile_write(writer->file, writer->at, next, piece, err));
-        writer->at += piece;
+        SPK_TRY(write_next(writer, next, piece, err));
         next += piece;
         size_bytes -= piece;
         if (piece == left) {
@@ -186,6 +201,8 @@ spk_status spk_gguf_writer_commit(spk_gguf_writer *writer, spk_error *err) {
         return status;
     }
     spk_status status = spk_outfile_commit(writer->file, err);
+    if (status == SPK_OK && writer->identity != NULL)
+        *writer->identity = (spk_gguf_identity){ writer->end, spk_digester_result(writer->digester) };
     free_writer(writer);
     return status;
 }

@@ -1,17 +1,16 @@
 /* formats/info_main.c - spk-info: what a pack or a GGUF file holds. */
-#include <cjson/cJSON.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "formats/census.h"
 #include "formats/cli.h"
 #include "formats/gguf.h"
+#include "formats/pool.h"
 #include "formats/spk_internal.h"
 #include "formats/version.h"
 
 #define TOOL "spk-info"
-enum { THREAD_COUNT_MAX = 1024 };
 
 static const char help[] =
     "usage: spk-info [options] FILE\n"
@@ -67,14 +66,8 @@ static spk_status look_at_gguf(subject *s, spk_error *err) {
     s->tensor_count = spk_gguf_tensor_count(s->gguf);
     s->tensors = s->gguf_tensors = calloc(s->tensor_count + 1, sizeof *s->gguf_tensors);
     if (s->gguf_tensors == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory", s->args->path);
-    for (uint64_t i = 0; i < s->tensor_count; i++) {
-        const spk_gguf_tensor *from = spk_gguf_tensor_at(s->gguf, i);
-        spk_tensor *to = &s->gguf_tensors[i];
-        memcpy(to->name, from->name, sizeof from->name);
-        memcpy(to->dims, from->dims, sizeof to->dims);
-        to->type = to->source_type = from->type;
-        to->dim_count = from->dim_count;
-    }
+    for (uint64_t i = 0; i < s->tensor_count; i++)
+        spk_tensor_from_gguf(spk_gguf_tensor_at(s->gguf, i), &s->gguf_tensors[i]);
     for (uint32_t part = 0; part < spk_gguf_part_count(s->gguf); part++)
         s->file_bytes += spk_gguf_part_bytes(s->gguf, part);
     spk_model_config config;
@@ -112,24 +105,6 @@ static spk_status verify(subject *s, spk_error *err) {
 
 static double gigabytes_per_second(const subject *s) {
     return s->verify_s > 0 ? 1e-9 * (double)s->verified_bytes / s->verify_s : 0;
-}
-
-/* ---- Figures ---- */
-
-static uint64_t bytes_of(const spk_tensor *t) {
-    return spk_layout_unit_bytes(SPK_LAYOUT_ROWS, t->type, t->dims[0]) * t->dims[1] * spk_tensor_matrix_count(t);
-}
-
-typedef struct { uint64_t tensor_count, byte_count; } type_total;
-
-/* Tensors by source type and type. */
-static void count_types(const subject *s, type_total totals[SPK_TYPE_LIMIT][SPK_TYPE_LIMIT]) {
-    memset(totals, 0, SPK_TYPE_LIMIT * sizeof *totals);
-    for (uint64_t i = 0; i < s->tensor_count; i++) {
-        type_total *total = &totals[s->tensors[i].source_type][s->tensors[i].type];
-        total->tensor_count++;
-        total->byte_count += bytes_of(&s->tensors[i]);
-    }
 }
 
 /* ---- Text ---- */
@@ -170,16 +145,15 @@ static void print_sections(const spk_disk_header *h) {
 }
 
 static void print_types(const subject *s) {
-    type_total totals[SPK_TYPE_LIMIT][SPK_TYPE_LIMIT];
-    count_types(s, totals);
+    spk_census census;
+    spk_census_take(s->tensors, s->tensor_count, &census);
     for (uint32_t from = 0; from < SPK_TYPE_LIMIT; from++)
         for (uint32_t to = 0; to < SPK_TYPE_LIMIT; to++) {
-            const type_total *total = &totals[from][to];
-            if (total->tensor_count == 0) continue;
+            if (census.of[from][to].tensor_count == 0) continue;
             char types[64];
             (void)snprintf(types, sizeof types, from == to ? "%s" : "%s -> %s", spk_type_name(from), spk_type_name(to));
-            printf("type       %-16s %6" PRIu64 " tensors %15" PRIu64 " bytes\n", types, total->tensor_count,
-                   total->byte_count);
+            printf("type       %-16s %6" PRIu64 " tensors %15" PRIu64 " bytes\n", types,
+                   census.of[from][to].tensor_count, census.of[from][to].byte_count);
         }
 }
 
@@ -188,9 +162,9 @@ static void print_tensor(const subject *s, const spk_tensor *t) {
     size_t used = 0;
     for (uint32_t i = 0; i < t->dim_count; i++)
         used += (size_t)snprintf(dims + used, sizeof dims - used, i == 0 ? "%" PRIu64 : "x%" PRIu64, t->dims[i]);
-    printf("  %-40s %-6s %-18s %12" PRIu64 " bytes", t->name, spk_type_name(t->type), dims, bytes_of(t));
+    printf("  %-40s %-6s %-18s %12" PRIu64 " bytes", t->name, spk_type_name(t->type), dims, spk_tensor_bytes(t));
     if (s->pack != NULL) printf("  %-4s %s", spk_layout_name(t->layout), spk_section_name(t->section));
-    if (t->type != t->source_type)
+    if (spk_tensor_is_requantized(t))
         printf("  from %s, rel. RMSE %.6f", spk_type_name(t->source_type), t->relative_rmse);
     putchar('\n');
 }
@@ -234,7 +208,7 @@ static void add_number(cJSON *object, const char *name, uint64_t value) {
 }
 
 static void add_text(cJSON *object, const char *name, const char *text) {
-    (void)cJSON_AddStringToObject(object, name, text);
+    (void)cJSON_AddItemToObject(object, name, spk_cli_json_string(text));
 }
 
 static void add_digest(cJSON *object, const char *name, spk_digest digest) {
@@ -250,17 +224,17 @@ static cJSON *add_item(cJSON *list) {
 }
 
 static void add_types(cJSON *root, const subject *s) {
-    type_total totals[SPK_TYPE_LIMIT][SPK_TYPE_LIMIT];
-    count_types(s, totals);
+    spk_census census;
+    spk_census_take(s->tensors, s->tensor_count, &census);
     cJSON *list = cJSON_AddArrayToObject(root, "types");
     for (uint32_t from = 0; from < SPK_TYPE_LIMIT; from++)
         for (uint32_t to = 0; to < SPK_TYPE_LIMIT; to++) {
-            if (totals[from][to].tensor_count == 0) continue;
+            if (census.of[from][to].tensor_count == 0) continue;
             cJSON *item = add_item(list);
             add_text(item, "type", spk_type_name(to));
             add_text(item, "source_type", spk_type_name(from));
-            add_number(item, "tensors", totals[from][to].tensor_count);
-            add_number(item, "bytes", totals[from][to].byte_count);
+            add_number(item, "tensors", census.of[from][to].tensor_count);
+            add_number(item, "bytes", census.of[from][to].byte_count);
         }
 }
 
@@ -274,7 +248,7 @@ static void add_tensors(cJSON *root, const subject *s) {
         dims = cJSON_AddArrayToObject(item, "dims");
         for (uint32_t d = 0; d < t->dim_count; d++)
             (void)cJSON_AddItemToArray(dims, cJSON_CreateNumber((double)t->dims[d]));
-        add_number(item, "bytes", bytes_of(t));
+        add_number(item, "bytes", spk_tensor_bytes(t));
         if (s->pack == NULL) continue;
         add_text(item, "source_type", spk_type_name(t->source_type));
         add_text(item, "layout", spk_layout_name(t->layout));
@@ -378,13 +352,12 @@ int main(int argc, char **argv) {
     arguments args = { .path = NULL };
     spk_error err;
     int option;
-    opterr = 0;
-    while ((option = getopt_long(argc, argv, ":hV", long_options, NULL)) != -1) {
+    while ((option = spk_cli_option(argc, argv, ":hV", long_options, &err)) != -1) {
         switch (option) {
         case OPT_TENSORS: args.is_tensors = true; break;
         case OPT_VERIFY:  args.is_verify = true; break;
         case OPT_THREADS:
-            if (spk_cli_u64("--threads", optarg, 1, THREAD_COUNT_MAX, &args.thread_count, &err) != SPK_OK)
+            if (spk_cli_u64("--threads", optarg, 1, SPK_POOL_THREAD_MAX, &args.thread_count, &err) != SPK_OK)
                 return spk_cli_usage(TOOL, "%s", err.text);
             break;
         case OPT_JSON:    args.is_json = true; break;
@@ -392,10 +365,7 @@ int main(int argc, char **argv) {
         case 'V':
             printf(TOOL " " SPK_VERSION_TEXT ", reads .spk %d.%d\n", SPK_VERSION_MAJOR, SPK_VERSION_MINOR);
             return spk_cli_finish(TOOL, SPK_EXIT_DONE);
-        case ':':         return spk_cli_usage(TOOL, "%s needs a value", argv[optind - 1]);
-        default:
-            return optopt > 0 && optopt < OPT_TENSORS ? spk_cli_usage(TOOL, "unknown option '-%c'", optopt)
-                                                      : spk_cli_usage(TOOL, "unknown option '%s'", argv[optind - 1]);
+        default:          return spk_cli_usage(TOOL, "%s", err.text);
         }
     }
     if (argc - optind != 1) return spk_cli_usage(TOOL, "expected one FILE, found %d", argc - optind);

@@ -204,6 +204,10 @@ bool spk_kv_u64(const spk_kv *kv, uint64_t index, uint64_t *out) {
     return true;
 }
 
+bool spk_kv_scalar_u64(const spk_kv *kv, uint64_t *out) {
+    return kv != NULL && kv->type != SPK_KV_ARRAY && spk_kv_u64(kv, 0, out);
+}
+
 bool spk_kv_f64(const spk_kv *kv, uint64_t index, double *out) {
     uint64_t bits;
     bool     is_negative;

@@ -64,6 +64,7 @@ const spk_kv *spk_kv_find(const spk_kv_set *set, const char *key);
 /* Getters take scalars, or arrays by element index, of any integer width; false if the entry is NULL, of
  * another kind, out of the result's range, or index >= count. */
 bool spk_kv_u64(const spk_kv *kv, uint64_t index, uint64_t *out);
+bool spk_kv_scalar_u64(const spk_kv *kv, uint64_t *out);          /* no array, not even of one element */
 bool spk_kv_f64(const spk_kv *kv, uint64_t index, double *out);   /* floats and integers */
 bool spk_kv_bool(const spk_kv *kv, bool *out);
 bool spk_kv_text(const spk_kv *kv, spk_text *out);                /* scalar string only */

@@ -220,6 +220,26 @@ static spk_status check_tensors(const spk_model_config *c, const tensor_index *i
     return SPK_OK;
 }
 
+/* A tensor with the name of a layer's role, in a place where this configuration does not read it, means that the
+ * configuration is not the model's: fewer layers, no shared expert, another kind of layer.  Decoding would go on without
+ * it, silently. */
+static spk_status check_strays(const spk_model_config *c, const tensor_index *index, spk_error *err) {
+    for (uint64_t i = 0; i < index->count; i++) {
+        unsigned block;
+        int end = 0;
+        uint32_t layer;
+        const char *name = index->sorted[i]->name;
+        if (sscanf(name, "blk.%5u.%n", &block, &end) != 1 || end == 0) continue;
+        bool is_known = strcmp(name + end, ffn_norm_suffix(c->arch)) == 0;
+        for (size_t r = 0; r < LAYER_ROLE_COUNT && !is_known; r++) is_known = strcmp(name + end, layer_roles[r].suffix) == 0;
+        bool is_mtp = block >= c->layer_count && block < c->layer_count + c->mtp_layer_count;
+        if (!is_known || is_mtp || spk_model_role(c, name, &layer) != SPK_ROLE_EXTRA) continue;
+        return spk_fail(err, SPK_E_MISMATCH, "%s: tensor '%s' has no place in a model of %u layers as its metadata describe it",
+                        index->where, name, c->layer_count);
+    }
+    return SPK_OK;
+}
+
 /* ---- Limits and consistency of a configuration, wherever it came from ---- */
 
 static spk_status check_range(const char *where, const char *what, uint64_t value, uint64_t low, uint64_t high,
@@ -296,6 +316,7 @@ spk_status spk_model_config_check(const spk_model_config *config, const spk_tens
     tensor_index index;
     SPK_TRY(tensor_index_make(tensors, tensor_count, where, &index, err));
     spk_status status = check_tensors(config, &index, err);
+    if (status == SPK_OK) status = check_strays(config, &index, err);
     free(index.sorted);
     return status;
 }
@@ -396,9 +417,7 @@ static spk_status read_ffn(const metadata *m, const tensor_index *index, spk_mod
     uint32_t expert_ff = width_of(index, "blk.0.ffn_gate_exps.weight");
     uint32_t shared_ff = width_of(index, "blk.0.ffn_gate_shexp.weight");
     SPK_TRY(read_u32(m, "expert_feed_forward_length", &expert_ff, &c->expert_ff_size, err));
-    SPK_TRY(read_u32(m, "expert_shared_feed_forward_length", &shared_ff, &c->shared_ff_size, err));
-    if (shared_ff == 0) c->shared_ff_size = 0; /* a key without the tensors: no shared expert */
-    return SPK_OK;
+    return read_u32(m, "expert_shared_feed_forward_length", &shared_ff, &c->shared_ff_size, err);
 }
 
 static spk_status read_config(const metadata *m, const tensor_index *index, spk_model_config *c, spk_error *err) {
@@ -457,6 +476,7 @@ spk_status spk_model_config_read(const spk_kv_set *kvs, const spk_tensor *tensor
     spk_status status = read_config(&m, &index, &config, err);
     if (status == SPK_OK) status = check_config(&config, where, err);
     if (status == SPK_OK) status = check_tensors(&config, &index, err);
+    if (status == SPK_OK) status = check_strays(&config, &index, err);
     free(index.sorted);
     if (status == SPK_OK) *out = config;
     return status;

@@ -89,7 +89,8 @@ uint64_t spk_tensor_bytes(const spk_tensor *tensor);
 uint64_t spk_tensor_bytes_per_token(const spk_model_config *config, const spk_tensor *tensor);
 
 /* Configuration from metadata and tensor shapes.  Only name, type, dim_count and dims of the tensors are read.
- * Every decode tensor must be present with the expected shape: SPK_E_MISSING or SPK_E_SHAPE name the tensor,
+ * Every decode tensor must be present with the expected shape: SPK_E_MISSING or SPK_E_SHAPE name the tensor.  A tensor
+ * with a layer's name that the configuration has no place for is SPK_E_MISMATCH.
  * SPK_E_MISSING / SPK_E_CORRUPT / SPK_E_LIMIT the key, SPK_E_UNSUPPORTED the architecture or feature.
  * `where` names the file in messages. */
 SPK_MUST_CHECK spk_status spk_model_config_read(const spk_kv_set *kvs, const spk_tensor *tensors,

@@ -1,7 +1,8 @@
 /* formats/outfile.c - see outfile.h.
  *
- * PATH may be a symbolic link: the file it points to is replaced, so that the link stays.  A newcomer's trap: the
- * rename alone does not make a file durable; its bytes must be synced before, and the directory after.
+ * PATH may be a symbolic link: the file it points to is replaced, so that the link stays.  The temporary name is short
+ * and not made from PATH's, which may have all the length that a name can have.  A newcomer's trap: the rename alone
+ * does not make a file durable; its bytes must be synced before, and the directory after.
  */
 #include "formats/outfile.h"
 
@@ -9,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -18,12 +20,15 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+enum { TEMP_TRY_COUNT = 1000 };     /* names of this process that runs that died may have left */
+
 struct spk_outfile {
-    int   fd;
-    bool  replace;
-    char *path;         /* where the file goes, links resolved */
-    char *temp_path;
-    int   signal_slot;  /* in temp_paths; -1 if none */
+    int         fd;
+    bool        replace, has_old;
+    struct stat old;                /* what is replaced, if there is something */
+    char       *path;               /* where the file goes, links resolved */
+    char       *temp_path;
+    int         signal_slot;        /* in temp_paths; -1 if none */
 };
 
 /* Temporary files that a signal removes.  Whoever takes a path out of its slot owns the string, so that a handler never
@@ -49,10 +54,11 @@ static void remove_and_end(int signal_number) {
 }
 
 void spk_outfile_remove_on_signals(void) {
-    static const int ending[] = { SIGHUP, SIGINT, SIGTERM };
+    static const int ending[] = { SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGPIPE, SIGALRM, SIGVTALRM, SIGPROF, SIGXCPU,
+                                  SIGUSR1, SIGUSR2, SIGBUS };   /* SIGBUS: a mapped input that somebody cut short */
     for (size_t i = 0; i < sizeof ending / sizeof *ending; i++) {
         struct sigaction action = { .sa_handler = remove_and_end, .sa_flags = (int)(SA_RESETHAND | SA_NODEFER) }, old;
-        if (sigaction(ending[i], NULL, &old) != 0 || old.sa_handler == SIG_IGN) continue;
+        if (sigaction(ending[i], NULL, &old) != 0 || old.sa_handler != SIG_DFL) continue;
         (void)sigaction(ending[i], &action, NULL);
     }
     (void)signal(SIGXFSZ, SIG_IGN);
@@ -70,24 +76,68 @@ static void free_outfile(spk_outfile *file) {
     free(file);
 }
 
-/* What is at `path` now may be replaced; *resolved gets the name to write to. */
-static spk_status check_target(const char *path, bool replace, char **resolved, spk_error *err) {
-    struct stat target, link;
+/* What is at `path` now may be replaced; file->path gets the name to write to. */
+static spk_status check_target(spk_outfile *file, const char *path, spk_error *err) {
+    struct stat link;
     if (path[0] == '\0') return spk_fail(err, SPK_E_IO, "the output path is empty");
-    if (stat(path, &target) != 0) {
+    if (stat(path, &file->old) != 0) {
         if (errno != ENOENT) return spk_fail(err, SPK_E_IO, "%s: %s", path, strerror(errno));
         if (lstat(path, &link) == 0)
             return spk_fail(err, SPK_E_IO, "%s: is a symbolic link to a file that does not exist; refusing to write",
                             path);
-        *resolved = strdup(path);
-        return *resolved != NULL ? SPK_OK : out_of_memory(path, err);
+        file->path = strdup(path);
+        return file->path != NULL ? SPK_OK : out_of_memory(path, err);
     }
-    if (!S_ISREG(target.st_mode))
+    if (!S_ISREG(file->old.st_mode))
         return spk_fail(err, SPK_E_IO, "%s: is %s; only a regular file can be replaced", path,
-                        S_ISDIR(target.st_mode) ? "a directory" : "a device, pipe or socket");
-    if (!replace) return spk_fail(err, SPK_E_EXISTS, "%s: exists already", path);
-    *resolved = realpath(path, NULL);
-    return *resolved != NULL ? SPK_OK : spk_fail(err, SPK_E_IO, "%s: %s", path, strerror(errno));
+                        S_ISDIR(file->old.st_mode) ? "a directory" : "a device, pipe or socket");
+    if (!file->replace) return spk_fail(err, SPK_E_EXISTS, "%s: exists already", path);
+    if (faccessat(AT_FDCWD, path, W_OK, AT_EACCESS) != 0)
+        return spk_fail(err, SPK_E_IO, "%s: is write-protected (%s); refusing to replace it", path, strerror(errno));
+    file->has_old = true;
+    file->path = realpath(path, NULL);
+    return file->path != NULL ? SPK_OK : spk_fail(err, SPK_E_IO, "%s: %s", path, strerror(errno));
+}
+
+/* Whoever could not read the old file must not be able to read the new one, so the mode is there from the start. */
+static void take_over_permissions(spk_outfile *file) {
+    struct stat now;
+    /* Not to be had everywhere: another user's file, a file system without owners.  The file is no worse then. */
+    bool is_owned = fstat(file->fd, &now) == 0 && now.st_uid == file->old.st_uid && now.st_gid == file->old.st_gid;
+    is_owned = is_owned || fchown(file->fd, file->old.st_uid, file->old.st_gid) == 0;
+    (void)is_owned;
+    (void)fchmod(file->fd, file->old.st_mode & 0777);    /* what the umask took away */
+}
+
+/* Creates the file and enters it for removal, with no signal to this thread in between. */
+static int open_temp(spk_outfile *file, mode_t mode) {
+    sigset_t all, before;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_BLOCK, &all, &before);
+    int fd = open(file->temp_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode), code = errno;
+    if (fd >= 0) enter_signal_slot(file);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = code;
+    return fd;
+}
+
+static spk_status create_temp(spk_outfile *file, spk_error *err) {
+    const char *slash = strrchr(file->path, '/');
+    int         folder_bytes = slash == NULL ? 0 : (int)(slash + 1 - file->path);
+    mode_t      mode = file->has_old ? file->old.st_mode & 0777 : 0666;
+    for (int number = 0; number < TEMP_TRY_COUNT; number++) {
+        free(file->temp_path);
+        if (asprintf(&file->temp_path, "%.*s.spk-%ld-%d", folder_bytes, file->path, (long)getpid(), number) < 0) {
+            file->temp_path = NULL;
+            return out_of_memory(file->path, err);
+        }
+        file->fd = open_temp(file, mode);
+        if (file->fd >= 0 || errno != EEXIST) break;
+    }
+    if (file->fd < 0)
+        return spk_fail(err, SPK_E_IO, "%s: cannot create a temporary file beside it: %s", file->path, strerror(errno));
+    if (file->has_old) take_over_permissions(file);
+    return SPK_OK;
 }
 
 static spk_status check_space(const spk_outfile *file, uint64_t expected_bytes, spk_error *err) {
@@ -107,19 +157,9 @@ spk_status spk_outfile_create(const char *path, bool replace, uint64_t expected_
     if (file == NULL) return out_of_memory(path, err);
     file->fd = file->signal_slot = -1;
     file->replace = replace;
-    spk_status status = check_target(path, replace, &file->path, err);
+    spk_status status = check_target(file, path, err);
+    if (status == SPK_OK) status = create_temp(file, err);
     if (status != SPK_OK) goto fail;
-    if (asprintf(&file->temp_path, "%s.tmp-%ld", file->path, (long)getpid()) < 0) {
-        file->temp_path = NULL;
-        status = out_of_memory(path, err);
-        goto fail;
-    }
-    file->fd = open(file->temp_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (file->fd < 0) {
-        status = spk_fail(err, SPK_E_IO, "%s: cannot create: %s", file->temp_path, strerror(errno));
-        goto fail;
-    }
-    enter_signal_slot(file);
     status = check_space(file, expected_bytes, err);
     if (status != SPK_OK) {
         (void)unlink(file->temp_path);
@@ -143,7 +183,7 @@ spk_status spk_outfile_write(spk_outfile *file, uint64_t offset_bytes, const voi
             int  code = written < 0 ? errno : ENOSPC;
             bool is_full = code == ENOSPC || code == EDQUOT;
             return spk_fail(err, is_full ? SPK_E_SPACE : SPK_E_IO, "%s: cannot write %" PRIu64 " bytes at %" PRIu64
-                            ": %s", file->temp_path, size_bytes, offset_bytes, strerror(code));
+                            ": %s", file->path, size_bytes, offset_bytes, strerror(code));
         }
         next += written;
         offset_bytes += (uint64_t)written;
@@ -160,7 +200,7 @@ spk_status spk_outfile_read(spk_outfile *file, uint64_t offset_bytes, void *byte
         ssize_t got = pread(file->fd, next, size_bytes, (off_t)offset_bytes);
         if (got < 0 && errno == EINTR) continue;
         if (got <= 0)
-            return spk_fail(err, SPK_E_IO, "%s: cannot read back %" PRIu64 " bytes at %" PRIu64 ": %s", file->temp_path,
+            return spk_fail(err, SPK_E_IO, "%s: cannot read back %" PRIu64 " bytes at %" PRIu64 ": %s", file->path,
                             size_bytes, offset_bytes, got < 0 ? strerror(errno) : "the file ends there");
         next += got;
         offset_bytes += (uint64_t)got;
@@ -199,7 +239,7 @@ spk_status spk_outfile_commit(spk_outfile *file, spk_error *err) {
     spk_status status = SPK_OK;
     if (fsync(file->fd) != 0) {
         bool is_full = errno == ENOSPC || errno == EDQUOT;
-        status = spk_fail(err, is_full ? SPK_E_SPACE : SPK_E_IO, "%s: cannot sync: %s", file->temp_path,
+        status = spk_fail(err, is_full ? SPK_E_SPACE : SPK_E_IO, "%s: cannot sync: %s", file->path,
                           strerror(errno));
     } else if (publish(file) != 0) {
         status = spk_fail(err, errno == EEXIST ? SPK_E_EXISTS : SPK_E_IO, "%s: cannot rename %s to it: %s", file->path,

@@ -1,7 +1,8 @@
 /* formats/outfile.h - a file that appears whole or not at all.
  *
- * Writes go to PATH.tmp-<pid> in the same directory; commit does fsync, rename and fsync of the directory.  Whatever
- * fails before that leaves PATH as it was and removes the temporary file.
+ * Writes go to .spk-<pid>-<number> in the same directory; commit does fsync, rename and fsync of the directory.
+ * Whatever fails before that leaves PATH as it was and removes the temporary file.  A file that is replaced hands its
+ * permissions on, and its owner where the system lets us; hard links to it keep the old content.
  */
 #ifndef SPK_OUTFILE_H
 #define SPK_OUTFILE_H
@@ -14,7 +15,7 @@ typedef struct spk_outfile spk_outfile;
 
 /* SPK_E_EXISTS if PATH exists and replace is false; SPK_E_SPACE if the file system has less than
  * expected_bytes free (message: needed and available); SPK_E_IO otherwise.  A PATH that exists and is no
- * regular file is refused. */
+ * regular file, or that the user may not write to (root may write to any), is refused. */
 SPK_MUST_CHECK spk_status spk_outfile_create(const char *path, bool replace, uint64_t expected_bytes,
                                              spk_outfile **out, spk_error *err);
 /* Thread-safe: threads may write different ranges at the same time.  ENOSPC becomes SPK_E_SPACE. */
@@ -27,9 +28,9 @@ SPK_MUST_CHECK spk_status spk_outfile_read(spk_outfile *file, uint64_t offset_by
 SPK_MUST_CHECK spk_status spk_outfile_commit(spk_outfile *file, spk_error *err);
 void spk_outfile_abort(spk_outfile *file);               /* NULL is fine */
 
-/* For main(): SIGHUP, SIGINT and SIGTERM remove the temporary files of open outfiles (the first eight) and then end the
- * process as they would have; a signal that is being ignored stays ignored.  SIGXFSZ is ignored, so that a write beyond
- * a file-size limit is SPK_E_IO. */
+/* For main(): signals that come from outside and end a process by default (SIGINT, SIGTERM, SIGPIPE, SIGALRM, ...)
+ * remove the temporary files of open outfiles (the first eight) and then end the process as they would have; one that
+ * is ignored or handled already stays so.  SIGXFSZ is ignored, so that a write beyond a file-size limit is SPK_E_IO. */
 void spk_outfile_remove_on_signals(void);
 
 /* True if both paths exist and are the same file (device and inode). */

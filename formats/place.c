@@ -37,7 +37,9 @@ uint64_t spk_tensor_bytes(const spk_tensor *t) {
 uint64_t spk_tensor_bytes_per_token(const spk_model_config *config, const spk_tensor *t) {
     switch (t->section) {
     case SPK_PLACE_STATIC:    return spk_tensor_bytes(t);
-    case SPK_PLACE_EXPERTS:   return spk_tensor_bytes(t) / config->expert_count * config->expert_used_count;
+    case SPK_PLACE_EXPERTS:
+        if (config->expert_count == 0) return 0;   /* a directory's word against the configuration's */
+        return spk_tensor_bytes(t) / config->expert_count * config->expert_used_count;
     case SPK_PLACE_EMBEDDING: return spk_tensor_bytes(t) / t->dims[1];
     default:                  return 0;
     }

@@ -170,11 +170,12 @@ void spk_pool_run(spk_pool *pool, uint64_t item_count, uint64_t grain, spk_pool_
 
 /* ---- Life ---- */
 
-static uint32_t usable_cpu_count(void) {
+uint32_t spk_cpu_count(void) {
     cpu_set_t cpus;
-    if (sched_getaffinity(0, sizeof cpus, &cpus) == 0) return (uint32_t)CPU_COUNT(&cpus);
-    const long online = sysconf(_SC_NPROCESSORS_ONLN);      /* more CPUs than a cpu_set_t has bits */
-    return online >= 1 && online < SPK_POOL_THREAD_MAX ? (uint32_t)online : SPK_POOL_THREAD_MAX;
+    const bool has_set = sched_getaffinity(0, sizeof cpus, &cpus) == 0;
+    const long count = has_set ? CPU_COUNT(&cpus) : sysconf(_SC_NPROCESSORS_ONLN);   /* no: it has too few bits */
+    if (count < 1) return 1;
+    return count < SPK_POOL_THREAD_MAX ? (uint32_t)count : SPK_POOL_THREAD_MAX;
 }
 
 /* Ends the first `started` workers and frees the pool. */
@@ -190,8 +191,8 @@ static void stop(spk_pool *pool, uint32_t started) {
 }
 
 spk_status spk_pool_create(uint32_t thread_count, spk_pool **out, spk_error *err) {
-    const uint32_t cpu_count = usable_cpu_count();
-    if (thread_count == 0) thread_count = cpu_count < SPK_POOL_THREAD_MAX ? cpu_count : SPK_POOL_THREAD_MAX;
+    const uint32_t cpu_count = spk_cpu_count();
+    if (thread_count == 0) thread_count = cpu_count;
     if (thread_count > SPK_POOL_THREAD_MAX)
         return spk_fail(err, SPK_E_LIMIT, "%" PRIu32 " threads: at most %d", thread_count, (int)SPK_POOL_THREAD_MAX);
     spk_pool *pool = aligned_alloc(CACHE_LINE_BYTES, sizeof *pool);

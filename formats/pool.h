@@ -13,6 +13,9 @@ typedef struct spk_pool spk_pool;
 
 enum { SPK_POOL_THREAD_MAX = 1024 };
 
+/* CPUs that this process may use, 1 to SPK_POOL_THREAD_MAX. */
+uint32_t spk_cpu_count(void);
+
 /* thread_count >= 1 includes the caller's thread; 0 means one for each CPU that this process may use.  SPK_E_LIMIT,
  * SPK_E_MEMORY, SPK_E_IO (the system refuses a thread). */
 SPK_MUST_CHECK spk_status spk_pool_create(uint32_t thread_count, spk_pool **out, spk_error *err);

@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include "formats/digest.h"
 #include "formats/kv.h"
 #include "formats/model.h"
 #include "formats/status.h"
@@ -21,12 +22,6 @@ enum {
     SPK_CHUNK_BYTES   = 4 << 20          /* unit of data checksums */
 };
 #define SPK_META_BYTES_MAX (UINT64_C(1) << 30)   /* unpacked metadata: bounds a zstd bomb */
-
-/* XXH3-128 in canonical (big-endian) byte order. */
-typedef struct { uint8_t bytes[16]; } spk_digest;
-spk_digest spk_digest_of(const void *bytes, uint64_t size_bytes);
-/* 32 hexadecimal digits and a NUL. */
-void spk_digest_text(const spk_digest *digest, char out[33]);
 
 /* Where a pack came from; text fields are NUL-terminated, owned by whoever filled the struct. */
 typedef struct {

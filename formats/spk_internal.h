@@ -98,10 +98,13 @@ spk_digest spk_header_checksum(const spk_disk_header *header);
 /* R1 to R10, of a header block and the size of its file. */
 SPK_MUST_CHECK spk_status spk_rules_header(const spk_disk_header *header, uint64_t file_bytes, const char *where,
                                            spk_error *err);
-/* R15 to R21, of all tensors; section_bytes by place - 1. */
+/* R13; has_experts: the pack has a section EXPERTS. */
+SPK_MUST_CHECK spk_status spk_rules_config(const spk_model_config *config, bool has_experts, const char *where,
+                                           spk_error *err);
+/* R15 to R21, of all tensors; section_bytes by place - 1, expert_count as in CONFIG. */
 SPK_MUST_CHECK spk_status spk_rules_tensors(const spk_tensor *tensors, uint64_t tensor_count,
-                                            const uint64_t section_bytes[SPK_PLACE_COUNT], const char *where,
-                                            spk_error *err);
+                                            const uint64_t section_bytes[SPK_PLACE_COUNT], uint32_t expert_count,
+                                            const char *where, spk_error *err);
 
 /* Extent of a tensor that passed the rules. */
 typedef struct {

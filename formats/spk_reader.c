@@ -10,33 +10,25 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <zstd.h>
+
+#include "formats/infile.h"
 
 /* ---- File and header ---- */
 
 static spk_status map_file(spk_pack *pack, spk_error *err) {
-    /* O_NONBLOCK: opening a FIFO must fail below, not wait for a writer. */
-    int fd = open(pack->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return spk_fail(err, SPK_E_IO, "%s: %s", pack->path, strerror(errno));
-    struct stat info;
+    int fd;
+    SPK_TRY(spk_infile_open(pack->path, "a .spk pack", &fd, &pack->file_bytes, err));
     spk_status status = SPK_OK;
-    if (fstat(fd, &info) != 0) {
-        status = spk_fail(err, SPK_E_IO, "%s: %s", pack->path, strerror(errno));
-    } else if (!S_ISREG(info.st_mode)) {
-        status = spk_fail(err, SPK_E_IO, "%s: %s, expected a regular file", pack->path,
-                          S_ISDIR(info.st_mode) ? "is a directory" : "is a device, pipe or socket");
-    } else if (info.st_size == 0) {
+    if (pack->file_bytes == 0) {
         status = spk_fail(err, SPK_E_MAGIC, "%s: R1: not a .spk pack: the file is empty", pack->path);
     } else {
-        pack->file_bytes = (uint64_t)info.st_size;
-        void *map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, fd, 0);
+        void *map = mmap(NULL, (size_t)pack->file_bytes, PROT_READ, MAP_SHARED, fd, 0);
         if (map == MAP_FAILED)
             status = spk_fail(err, SPK_E_IO, "%s: mapping %" PRIu64 " bytes: %s", pack->path, pack->file_bytes,
                               strerror(errno));
@@ -94,10 +86,8 @@ static spk_status check_digests(const spk_pack *pack, spk_error *err) {
 static spk_status read_config(spk_pack *pack, spk_error *err) {
     memcpy(&pack->config, pack->map + spk_section_find(&pack->header, SPK_SECTION_CONFIG)->offset_bytes,
            sizeof pack->config);
-    static const uint32_t zeros[sizeof pack->config.reserved / sizeof *pack->config.reserved];
-    if (memcmp(pack->config.reserved, zeros, sizeof zeros) != 0)
-        return spk_fail(err, SPK_E_CORRUPT, "%s: R13: a reserved field of CONFIG is not zero", pack->path);
-    return SPK_OK;
+    bool has_experts = spk_section_find(&pack->header, SPK_PLACE_EXPERTS) != NULL;
+    return spk_rules_config(&pack->config, has_experts, pack->path, err);
 }
 
 /* R14.  The declared size is checked (R10) before anything is allocated, and no byte beyond it is written. */
@@ -149,7 +139,8 @@ static spk_status read_tensors(spk_pack *pack, spk_error *err) {
     pack->tensor_count = s->item_count;
     uint64_t section_bytes[SPK_PLACE_COUNT];
     for (uint32_t p = 0; p < SPK_PLACE_COUNT; p++) (void)spk_pack_section(pack, p + 1, &section_bytes[p]);
-    return spk_rules_tensors(pack->tensors, pack->tensor_count, section_bytes, pack->path, err);
+    return spk_rules_tensors(pack->tensors, pack->tensor_count, section_bytes, pack->config.expert_count, pack->path,
+                             err);
 }
 
 static spk_status find_text(const spk_pack *pack, const spk_kv_set *records, const char *key, spk_text *out,
@@ -161,7 +152,7 @@ static spk_status find_text(const spk_pack *pack, const spk_kv_set *records, con
 
 static spk_status find_u64(const spk_pack *pack, const spk_kv_set *records, const char *key, uint64_t *out,
                            spk_error *err) {
-    if (!spk_kv_u64(spk_kv_find(records, key), 0, out))
+    if (!spk_kv_scalar_u64(spk_kv_find(records, key), out))
         return spk_fail(err, SPK_E_CORRUPT, "%s: R22: PROVENANCE has no number '%s'", pack->path, key);
     return SPK_OK;
 }

@@ -9,8 +9,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#define XXH_STATIC_LINKING_ONLY
-#include <xxhash.h>
 
 #include "formats/dequant.h"
 #include "formats/name_index.h"
@@ -59,23 +57,6 @@ uint64_t spk_chunk_first(const spk_disk_header *header, const spk_disk_section *
 }
 
 /* ---- Digests ---- */
-
-spk_digest spk_digest_of(const void *bytes, uint64_t size_bytes) {
-    XXH128_canonical_t canonical;
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes, (size_t)size_bytes));
-    spk_digest digest;
-    memcpy(digest.bytes, canonical.digest, sizeof digest.bytes);
-    return digest;
-}
-
-void spk_digest_text(const spk_digest *digest, char out[33]) {
-    static const char digits[] = "0123456789abcdef";
-    for (size_t i = 0; i < sizeof digest->bytes; i++) {
-        out[2 * i] = digits[digest->bytes[i] >> 4];
-        out[2 * i + 1] = digits[digest->bytes[i] & 15];
-    }
-    out[32] = '\0';
-}
 
 spk_digest spk_header_root(const spk_disk_header *header) {
     return spk_digest_of(header->sections, header->section_count * sizeof *header->sections);
@@ -241,6 +222,17 @@ spk_status spk_rules_header(const spk_disk_header *header, uint64_t file_bytes, 
     return check_shapes(header, where, err);
 }
 
+/* ---- Configuration ---- */
+
+spk_status spk_rules_config(const spk_model_config *config, bool has_experts, const char *where, spk_error *err) {
+    static const uint32_t zeros[sizeof config->reserved / sizeof *config->reserved];
+    if (memcmp(config->reserved, zeros, sizeof zeros) != 0)
+        return spk_fail(err, SPK_E_CORRUPT, "%s: R13: a reserved field of CONFIG is not zero", where);
+    if (has_experts && config->expert_count == 0)
+        return spk_fail(err, SPK_E_CORRUPT, "%s: R13: section EXPERTS in a pack of a model without experts", where);
+    return SPK_OK;
+}
+
 /* ---- Tensors ---- */
 
 spk_tensor_extent spk_tensor_extent_of(const spk_tensor *t) {
@@ -312,8 +304,8 @@ static spk_status check_alignment(const spk_tensor *t, const char *where, spk_er
 }
 
 /* R19: strides step over whole units and matrices, and everything lies in the section. */
-static spk_status check_bounds(const spk_tensor *t, const uint64_t section_bytes[SPK_PLACE_COUNT], const char *where,
-                               spk_error *err) {
+static spk_status check_bounds(const spk_tensor *t, const uint64_t section_bytes[SPK_PLACE_COUNT],
+                               uint32_t expert_count, const char *where, spk_error *err) {
     if (t->section < 1 || t->section > SPK_PLACE_COUNT || section_bytes[t->section - 1] == 0)
         return spk_fail(err, SPK_E_CORRUPT,
                         "%s: R19: tensor '%s' is in section %" PRIu32 ", which the pack does not have",
@@ -327,6 +319,10 @@ static spk_status check_bounds(const spk_tensor *t, const uint64_t section_bytes
         return spk_fail(err, SPK_E_CORRUPT,
                         "%s: R19: tensor '%s' does not fit into the %" PRIu64 " bytes of section %s",
                         where, t->name, limit, spk_section_name(t->section));
+    if (t->section == SPK_PLACE_EXPERTS && matrix_count != expert_count)
+        return spk_fail(err, SPK_E_CORRUPT, "%s: R19: tensor '%s' in section EXPERTS has %" PRIu64
+                        " matrices, expected one for each of %" PRIu32 " experts", where, t->name, matrix_count,
+                        expert_count);
     uint64_t unit_bytes = spk_layout_unit_bytes(t->layout, t->type, t->dims[0]);
     uint64_t unit_count = spk_layout_unit_count(t->layout, t->type, t->dims[1], t->dims[0]);
     uint64_t matrix_bytes, end;
@@ -434,12 +430,13 @@ static spk_status check_overlap(const spk_tensor *tensors, uint64_t count, const
 }
 
 spk_status spk_rules_tensors(const spk_tensor *tensors, uint64_t tensor_count,
-                             const uint64_t section_bytes[SPK_PLACE_COUNT], const char *where, spk_error *err) {
+                             const uint64_t section_bytes[SPK_PLACE_COUNT], uint32_t expert_count, const char *where,
+                             spk_error *err) {
     for (uint64_t i = 0; i < tensor_count; i++) {
         SPK_TRY(check_name(&tensors[i], i, where, err));
         SPK_TRY(check_kind(&tensors[i], where, err));
         SPK_TRY(check_alignment(&tensors[i], where, err));
-        SPK_TRY(check_bounds(&tensors[i], section_bytes, where, err));
+        SPK_TRY(check_bounds(&tensors[i], section_bytes, expert_count, where, err));
         SPK_TRY(check_figures(&tensors[i], where, err));
     }
     SPK_TRY(check_unique(tensors, tensor_count, where, err));

@@ -26,6 +26,7 @@ struct spk_pack_writer {
     spk_disk_header header;              /* sections are added in the order of the file */
     uint64_t        tensor_count;
     uint64_t        section_bytes[SPK_PLACE_COUNT];
+    uint32_t        expert_count;
     uint64_t        offset_bytes;        /* where the next section, or chunk of data, goes */
     uint32_t        place_index;         /* data section that is being filled */
     uint64_t        place_done_bytes;    /* whole chunks of it */
@@ -145,6 +146,7 @@ spk_status spk_pack_writer_begin(const spk_pack_writer_options *options, spk_pac
         writer->digest_count += spk_chunk_count(options->section_bytes[p]);
     }
     writer->tensor_count = options->tensor_count;
+    writer->expert_count = options->config->expert_count;
     writer->offset_bytes = SPK_HEADER_BYTES;
     writer->header.version_major = SPK_VERSION_MAJOR;
     writer->header.version_minor = SPK_VERSION_MINOR;
@@ -158,6 +160,9 @@ spk_status spk_pack_writer_begin(const spk_pack_writer_options *options, spk_pac
     if (writer->path == NULL || writer->chunk == NULL || writer->digests == NULL)
         status = spk_fail(err, SPK_E_MEMORY, "%s: out of memory for %" PRIu64 " digests", options->path,
                           writer->digest_count);
+    if (status == SPK_OK)
+        status = spk_rules_config(options->config, options->section_bytes[SPK_PLACE_EXPERTS - 1] != 0, options->path,
+                                  err);
     if (status == SPK_OK) status = compress_meta(options, &meta, &meta_bytes, err);
     if (status == SPK_OK) status = begin_file(writer, options, meta, meta_bytes, err);
     free(meta);
@@ -217,7 +222,8 @@ spk_status spk_pack_writer_append(spk_pack_writer *writer, const void *bytes, ui
 /* ---- Commit ---- */
 
 static spk_status put_tensors(spk_pack_writer *writer, const spk_tensor *tensors, spk_error *err) {
-    SPK_TRY(spk_rules_tensors(tensors, writer->tensor_count, writer->section_bytes, writer->path, err));
+    SPK_TRY(spk_rules_tensors(tensors, writer->tensor_count, writer->section_bytes, writer->expert_count, writer->path,
+                              err));
     uint64_t size_bytes = writer->tensor_count * sizeof(spk_disk_tensor);
     spk_disk_tensor *disk = calloc(writer->tensor_count, sizeof *disk);
     if (disk == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory for the directory", writer->path);

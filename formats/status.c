@@ -3,6 +3,9 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
+
+enum { LONGEST = 16384, HEAD = 120 };
 
 const char *spk_status_name(spk_status status) {
     switch (status) {
@@ -29,10 +32,21 @@ const char *spk_status_name(spk_status status) {
 spk_status spk_fail(spk_error *err, spk_status status, const char *format, ...) {
     if (err == NULL) return status;
     err->status = status;
+    char full[LONGEST];
     va_list args;
     va_start(args, format);
-    (void)vsnprintf(err->text, sizeof err->text, format, args);
+    int length = vsnprintf(full, sizeof full, format, args);
     va_end(args);
+    size_t size = length < 0 ? 0 : (size_t)length < sizeof full ? (size_t)length : sizeof full - 1;
+    if (size < sizeof err->text) {
+        memcpy(err->text, full, size);
+        err->text[size] = '\0';
+    } else {   /* a long path in front must not push out what went wrong behind it */
+        memcpy(err->text, full, HEAD);
+        memcpy(err->text + HEAD, "...", 3);
+        memcpy(err->text + HEAD + 3, full + size - (sizeof err->text - HEAD - 4), sizeof err->text - HEAD - 4);
+        err->text[sizeof err->text - 1] = '\0';
+    }
     for (char *c = err->text; *c != '\0'; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
     return status;

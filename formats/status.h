@@ -44,7 +44,8 @@ typedef struct {
 const char *spk_status_name(spk_status status);
 
 /* Fills *err unless err is NULL; returns status, so that `return spk_fail(...)` is the idiom.
- * Control characters in the result are replaced by '?', since names come from files. */
+ * Control characters in the result are replaced by '?', since names come from files; a text that is too long loses its
+ * middle, not its end. */
 spk_status spk_fail(spk_error *err, spk_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

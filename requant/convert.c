@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "formats/census.h"
 #include "formats/dequant.h"
 #include "formats/outfile.h"
 #include "formats/version.h"
@@ -18,7 +19,16 @@
 
 /* ---- The plan ---- */
 
-static bool is_requantized(const spk_tensor *tensor) { return tensor->type != tensor->source_type; }
+/* The error of a function that knows tensors but not their file, with the file in front. */
+static spk_status in_source(const spk_gguf *source, spk_status status, spk_error *err) {
+    if (status == SPK_OK || err == NULL) return status;
+    spk_error inner = *err;
+    return spk_fail(err, status, "%s: %s", spk_gguf_part_path(source, 0), inner.text);
+}
+
+static spk_status out_of_memory(const spk_gguf *source, spk_error *err) {
+    return spk_fail(err, SPK_E_MEMORY, "%s: out of memory", spk_gguf_part_path(source, 0));
+}
 
 static spk_status refuse_source_as_output(const spk_gguf *source, const char *out_path, spk_error *err) {
     for (uint32_t part = 0; part < spk_gguf_part_count(source); part++)
@@ -49,7 +59,7 @@ static spk_status check_importance(const spk_imatrix *imatrix, spk_convert_plan 
     for (uint64_t i = 0; i < plan->tensor_count; i++) {
         const spk_tensor *t = &plan->tensors[i];
         uint64_t matrix_count = spk_tensor_matrix_count(t);
-        if (!is_requantized(t)) continue;
+        if (!spk_tensor_is_requantized(t)) continue;
         for (uint64_t m = 0; m < matrix_count; m++) {
             spk_imatrix_answer answer;
             const float *importance;
@@ -72,7 +82,7 @@ static spk_status read_model(const spk_gguf *source, spk_model_config *config, s
                              uint64_t *tensor_count, spk_error *err) {
     *tensor_count = spk_gguf_tensor_count(source);
     *tensors = calloc(*tensor_count + 1, sizeof **tensors);
-    if (*tensors == NULL) return spk_fail(err, SPK_E_MEMORY, "out of memory for %" PRIu64 " tensors", *tensor_count);
+    if (*tensors == NULL) return out_of_memory(source, err);
     for (uint64_t i = 0; i < *tensor_count; i++) spk_tensor_from_gguf(spk_gguf_tensor_at(source, i), &(*tensors)[i]);
     return spk_model_config_read(spk_gguf_kvs(source), *tensors, *tensor_count, spk_gguf_part_path(source, 0), config,
                                  err);
@@ -91,11 +101,13 @@ static spk_status make_plan(const spk_convert_options *options, spk_convert_plan
     if (options->out_path != NULL) SPK_TRY(refuse_source_as_output(source, options->out_path, err));
     SPK_TRY(read_model(source, &plan->config, &plan->tensors, &plan->tensor_count, err));
     plan->choices = calloc(plan->tensor_count + 1, sizeof *plan->choices);
-    if (plan->choices == NULL)
-        return spk_fail(err, SPK_E_MEMORY, "out of memory for %" PRIu64 " tensors", plan->tensor_count);
-    SPK_TRY(spk_recipe_apply(options->recipe, &plan->config, plan->tensors, plan->tensor_count, plan->choices, err));
+    if (plan->choices == NULL) return out_of_memory(source, err);
+    spk_status status = spk_recipe_apply(options->recipe, &plan->config, plan->tensors, plan->tensor_count,
+                                         plan->choices, err);
+    if (status != SPK_OK) return in_source(source, status, err);
     for (uint64_t i = 0; i < plan->tensor_count; i++) plan->tensors[i].type = plan->choices[i].type;
-    SPK_TRY(spk_model_place(&plan->config, plan->tensors, plan->tensor_count, plan->section_bytes, err));
+    status = spk_model_place(&plan->config, plan->tensors, plan->tensor_count, plan->section_bytes, err);
+    if (status != SPK_OK) return in_source(source, status, err);
     return options->imatrix == NULL ? SPK_OK : check_importance(options->imatrix, plan, err);
 }
 
@@ -211,7 +223,7 @@ spk_status spk_convert_fill(const spk_convert_job *job, const spk_run *run, spk_
     *source_bytes = 0;
     for (uint32_t p = 0; p < run->piece_count; p++) {
         row_range range = rows_of_piece(job, &run->pieces[p]);
-        if (is_requantized(range.tensor))
+        if (spk_tensor_is_requantized(range.tensor))
             SPK_TRY(requantize_rows(job, &range, scratch, &errors[p], err));
         else
             SPK_TRY(read_rows(job, &range, scratch->rows, err));
@@ -226,7 +238,9 @@ spk_status spk_convert_fill(const spk_convert_job *job, const spk_run *run, spk_
 static spk_status make_job(const spk_convert_options *options, const spk_convert_plan *plan, spk_convert_job *out,
                            spk_error *err) {
     spk_convert_job job = { .options = options, .plan = plan, .stretch_weights_max = SPK_CONVERT_STRETCH_WEIGHTS };
-    SPK_TRY(spk_model_runs(plan->tensors, plan->tensor_count, plan->section_bytes, &job.runs, &job.run_count, err));
+    spk_status status = spk_model_runs(plan->tensors, plan->tensor_count, plan->section_bytes, &job.runs,
+                                       &job.run_count, err);
+    if (status != SPK_OK) return in_source(options->source, status, err);
     for (uint64_t i = 0; i < job.run_count; i++) {
         const spk_run *run = &job.runs[i];
         if (run->size_bytes > job.run_bytes_max) job.run_bytes_max = run->size_bytes;
@@ -234,7 +248,8 @@ static spk_status make_job(const spk_convert_options *options, const spk_convert
             row_range range = rows_of_piece(&job, &run->pieces[p]);
             uint64_t bytes = range.row_count * range.row_bytes, cols = range.tensor->dims[0];
             if (bytes > job.piece_bytes_max) job.piece_bytes_max = bytes;
-            if (is_requantized(range.tensor) && cols > job.stretch_weights_max) job.stretch_weights_max = cols;
+            if (spk_tensor_is_requantized(range.tensor) && cols > job.stretch_weights_max)
+                job.stretch_weights_max = cols;
         }
     }
     *out = job;
@@ -249,7 +264,7 @@ static spk_status make_kv_bytes(const spk_gguf *source, uint8_t **out, uint64_t 
     uint64_t size = 0, count = 0;
     for (uint64_t i = 0; i < kvs->count; i++) size += kvs->items[i].entry_bytes;
     uint8_t *bytes = malloc(size + 1);
-    if (bytes == NULL) return spk_fail(err, SPK_E_MEMORY, "out of memory for %" PRIu64 " bytes of metadata", size);
+    if (bytes == NULL) return out_of_memory(source, err);
     size = 0;
     for (uint64_t i = 0; i < kvs->count; i++) {
         const spk_kv *kv = &kvs->items[i];
@@ -298,14 +313,14 @@ spk_status spk_convert_run(const spk_convert_options *options, spk_convert_plan 
     spk_pack_writer *writer = NULL;
     spk_digest source_digest;
     spk_quant_error *errors = calloc(plan->tensor_count + 1, sizeof *errors);
-    spk_status status = errors == NULL ? spk_fail(err, SPK_E_MEMORY, "out of memory") : SPK_OK;
+    spk_status status = errors == NULL ? out_of_memory(options->source, err) : SPK_OK;
     if (status == SPK_OK) status = make_job(options, plan, &job, err);
     if (status == SPK_OK) status = begin_pack(options, plan, &writer, err);
     if (status == SPK_OK) status = spk_convert_pipeline(&job, writer, errors, &source_digest, err);
     if (status == SPK_OK) {
         for (uint64_t i = 0; i < plan->tensor_count; i++) {
             spk_tensor *t = &plan->tensors[i];
-            if (!is_requantized(t)) continue;
+            if (!spk_tensor_is_requantized(t)) continue;
             t->relative_rmse = spk_quant_error_relative_rmse(&errors[i]);
             t->max_abs_error = errors[i].max_abs_error;
             t->cosine = spk_quant_error_cosine(&errors[i]);

@@ -1,8 +1,8 @@
 /* requant/convert.h - GGUF to pack, streamed run by run; and pack to GGUF.
  *
  * Memory is bounded by runs in flight (a few MiB each), not by tensors or by the model.  The output depends on the
- * source, the recipe, the imatrix and the tool's version, and on nothing else.  A weight whose type the recipe leaves
- * alone is never decoded: its bytes are moved.
+ * source, the recipe, the imatrix (of both files the name too, which provenance holds), the tool's version and that of
+ * libzstd, and on nothing else.  A weight whose type the recipe leaves alone is never decoded: its bytes are moved.
  */
 #ifndef SPK_CONVERT_H
 #define SPK_CONVERT_H
@@ -52,10 +52,19 @@ void spk_convert_plan_free(spk_convert_plan *plan);      /* safe on a zeroed pla
  * scale that would be requantized is SPK_E_NONFINITE with tensor, expert, row and block. */
 SPK_MUST_CHECK spk_status spk_convert_run(const spk_convert_options *options, spk_convert_plan *plan, spk_error *err);
 
+typedef enum {
+    SPK_UNPACK_IDENTICAL = 0, /* the source's bytes, by size and digest */
+    SPK_UNPACK_EQUIVALENT,    /* its tensors and metadata, but not its bytes: it has padding other than zeros, or data
+                               * in another order than tensor infos, or it was split */
+    SPK_UNPACK_REQUANTIZED    /* some tensors are not the source's */
+} spk_unpack_result;
+
 /* Pack to GGUF: the source's metadata as it was (also where weights were requantized), tensors in the source's order,
- * GGML rows.  Without a requant and from a single file that is the source, byte for byte.  The pack's data checksums
- * are verified first.  SPK_E_EXISTS if out_path is the pack itself. */
+ * GGML rows, padding of zeros; after the last tensor only as much of it as the source has.  *result is what this comes
+ * to, found by hashing what is written.  The pack's data checksums are verified first.  SPK_E_EXISTS if out_path is the
+ * pack itself. */
 SPK_MUST_CHECK spk_status spk_unpack(const spk_pack *pack, const char *out_path, bool replace,
-                                     spk_convert_progress_fn *progress, void *progress_context, spk_error *err);
+                                     spk_convert_progress_fn *progress, void *progress_context,
+                                     spk_unpack_result *result, spk_error *err);
 
 #endif

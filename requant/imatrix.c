@@ -15,10 +15,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include "formats/blocks.h"
 #include "formats/gguf.h"
+#include "formats/infile.h"
 #include "formats/name_index.h"
 
 enum {
@@ -213,19 +214,20 @@ static spk_status read_dat_entries(spk_imatrix *imatrix, dat_reader *reader, spk
 
 /* ---- Both ---- */
 
-/* Opens a regular file and says whether it begins as GGUF does. */
+/* Says whether the file begins as GGUF does. */
 static spk_status open_file(const char *path, dat_reader *out, bool *is_gguf, spk_error *err) {
-    struct stat info;
     char magic[4] = { 0 };
-    FILE *file = fopen(path, "rb");
-    if (file == NULL) return spk_fail(err, SPK_E_IO, "%s: cannot open: %s", path, strerror(errno));
-    if (fstat(fileno(file), &info) != 0 || !S_ISREG(info.st_mode)) {
-        (void)fclose(file);
-        return spk_fail(err, SPK_E_IO, "%s: not a regular file", path);
+    int fd;
+    uint64_t size_bytes;
+    SPK_TRY(spk_infile_open(path, "an importance matrix in a file", &fd, &size_bytes, err));
+    FILE *file = fdopen(fd, "rb");
+    if (file == NULL) {
+        (void)close(fd);
+        return spk_fail(err, SPK_E_IO, "%s: %s", path, strerror(errno));
     }
     *is_gguf = fread(magic, 1, sizeof magic, file) == sizeof magic && memcmp(magic, "GGUF", sizeof magic) == 0;
     rewind(file);
-    *out = (dat_reader){ .file = file, .path = path, .left_bytes = (uint64_t)info.st_size };
+    *out = (dat_reader){ .file = file, .path = path, .left_bytes = size_bytes };
     return SPK_OK;
 }
 

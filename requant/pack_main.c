@@ -1,26 +1,26 @@
 /* requant/pack_main.c - spk-pack: GGUF to pack. */
-#include <cjson/cJSON.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include "formats/census.h"
 #include "formats/cli.h"
 #include "formats/outfile.h"
+#include "formats/pool.h"
 #include "formats/version.h"
 #include "requant/convert.h"
 #include "requant/recipes_builtin.h"
+#include "runtime/tokenizer_internal.h"
 
 #define TOOL "spk-pack"
-enum { THREAD_COUNT_MAX = 1024 };
 
 static const char help_head[] =
     "usage: spk-pack [options] IN.gguf OUT.spk\n"
     "\n"
     "Turn a GGUF model into a pack: weights as decode reads them, requantized where the recipe says so, with\n"
-    "checksums and provenance.  Of a split model give any part.  The same input, recipe and version give the same\n"
-    "bytes.\n"
+    "checksums and provenance.  Of a split model give any part.  The same files by the same names, recipe and\n"
+    "versions (of this program and of libzstd) give the same bytes.\n"
     "\n"
     "  --recipe NAME|FILE  which tensor gets which type [the default of the model; native for a model without one]\n"
     "  --set REGEX=TYPE    a rule before all others: tensors whose whole name matches become TYPE; may be repeated\n"
@@ -53,10 +53,13 @@ typedef struct {
     spk_gguf            *source;
     spk_imatrix         *imatrix;
     spk_recipe          *recipe;
-    bool                 is_default;     /* the recipe is the model's default, not asked for */
+    bool                 is_default;     /* the recipe was not asked for, but names this model as its own */
+    spk_error            misfit;         /* why the model's default was not taken; else status SPK_OK */
     spk_convert_options  options;
     spk_convert_plan     plan;
+    spk_census           census;         /* of the plan */
     spk_cli_progress     progress;
+    spk_model_config     config;
     char                 fingerprint[SPK_FINGERPRINT_SIZE];
     uint64_t             source_bytes, pack_bytes;
     double               seconds;
@@ -64,28 +67,32 @@ typedef struct {
 
 /* ---- Sizes ---- */
 
-static uint64_t bytes_of(const spk_tensor *tensor, uint32_t type) {
-    return spk_layout_unit_bytes(SPK_LAYOUT_ROWS, type, tensor->dims[0]) * tensor->dims[1] *
-           spk_tensor_matrix_count(tensor);
+/* A tensor as it is in the source, in the place that it has in the pack. */
+static spk_tensor in_source(const spk_tensor *tensor) {
+    spk_tensor source = *tensor;
+    source.type = tensor->source_type;
+    return source;
 }
 
-/* Weight bytes that one token reads: all of STATIC, the experts that it uses, one row of the embedding. */
-static uint64_t token_bytes(const spk_convert_plan *plan, bool is_source) {
-    uint64_t sum = 0;
+typedef struct { uint64_t source_bytes, bytes; } size_change;
+
+static size_change weight_bytes(const spk_convert_plan *plan) {
+    size_change sum = { 0, 0 };
     for (uint64_t i = 0; i < plan->tensor_count; i++) {
-        const spk_tensor *t = &plan->tensors[i];
-        uint64_t bytes = bytes_of(t, is_source ? t->source_type : t->type);
-        if (t->section == SPK_PLACE_STATIC) sum += bytes;
-        if (t->section == SPK_PLACE_EXPERTS) sum += bytes / plan->config.expert_count * plan->config.expert_used_count;
-        if (t->section == SPK_PLACE_EMBEDDING) sum += bytes / t->dims[1];
+        spk_tensor source = in_source(&plan->tensors[i]);
+        sum.source_bytes += spk_tensor_bytes(&source);
+        sum.bytes += spk_tensor_bytes(&plan->tensors[i]);
     }
     return sum;
 }
 
-static uint64_t weight_bytes(const spk_convert_plan *plan, bool is_source) {
-    uint64_t sum = 0;
-    for (uint64_t i = 0; i < plan->tensor_count; i++)
-        sum += bytes_of(&plan->tensors[i], is_source ? plan->tensors[i].source_type : plan->tensors[i].type);
+static size_change token_bytes(const spk_convert_plan *plan) {
+    size_change sum = { 0, 0 };
+    for (uint64_t i = 0; i < plan->tensor_count; i++) {
+        spk_tensor source = in_source(&plan->tensors[i]);
+        sum.source_bytes += spk_tensor_bytes_per_token(&plan->config, &source);
+        sum.bytes += spk_tensor_bytes_per_token(&plan->config, &plan->tensors[i]);
+    }
     return sum;
 }
 
@@ -95,34 +102,21 @@ static uint64_t data_bytes(const spk_convert_plan *plan) {
     return sum;
 }
 
-static bool is_requantized(const spk_tensor *tensor) { return tensor->type != tensor->source_type; }
-
-typedef struct { uint64_t tensor_count, byte_count; } type_total;
-
-/* Copied tensors by type. */
-static void copied_totals(const spk_convert_plan *plan, type_total totals[SPK_TYPE_LIMIT]) {
-    memset(totals, 0, SPK_TYPE_LIMIT * sizeof *totals);
-    for (uint64_t i = 0; i < plan->tensor_count; i++) {
-        const spk_tensor *t = &plan->tensors[i];
-        if (is_requantized(t)) continue;
-        totals[t->type].tensor_count++;
-        totals[t->type].byte_count += bytes_of(t, t->type);
-    }
-}
-
 /* ---- Text ---- */
 
-static void print_change(const char *what, uint64_t before, uint64_t after) {
+static void print_change(const char *what, size_change change) {
     char before_text[24], after_text[24];
-    double percent = before == 0 ? 0 : 100.0 * ((double)after - (double)before) / (double)before;
+    double before = (double)change.source_bytes;
+    double percent = before > 0 ? 100.0 * ((double)change.bytes - before) / before : 0;
     printf("%-10s %s -> %s (%" PRIu64 " -> %" PRIu64 " bytes, %+.1f %%)\n", what,
-           spk_cli_bytes_text(before, before_text), spk_cli_bytes_text(after, after_text), before, after, percent);
+           spk_cli_bytes_text(change.source_bytes, before_text), spk_cli_bytes_text(change.bytes, after_text),
+           change.source_bytes, change.bytes, percent);
 }
 
 static void print_requantized(const spk_convert_plan *plan, uint64_t index, bool has_errors) {
-    const spk_tensor *t = &plan->tensors[index];
+    const spk_tensor *t = &plan->tensors[index], source = in_source(t);
     printf("  %-34s %s -> %s %12" PRIu64 " -> %12" PRIu64 " bytes", t->name, spk_type_name(t->source_type),
-           spk_type_name(t->type), bytes_of(t, t->source_type), bytes_of(t, t->type));
+           spk_type_name(t->type), spk_tensor_bytes(&source), spk_tensor_bytes(t));
     if (has_errors)
         printf("  rel. RMSE %.6f  max %.3e  cosine %.7f", t->relative_rmse, t->max_abs_error, t->cosine);
     putchar('\n');
@@ -131,15 +125,15 @@ static void print_requantized(const spk_convert_plan *plan, uint64_t index, bool
 /* Requantized tensors under the rule that chose them, rules in the order of their first tensor. */
 static void print_rules(const spk_convert_plan *plan, bool has_errors) {
     for (uint64_t i = 0; i < plan->tensor_count; i++) {
-        if (!is_requantized(&plan->tensors[i])) continue;
+        if (!spk_tensor_is_requantized(&plan->tensors[i])) continue;
         const char *rule = plan->choices[i].rule;
         bool is_printed = false;
         for (uint64_t j = 0; j < i; j++)
-            if (is_requantized(&plan->tensors[j]) && plan->choices[j].rule == rule) is_printed = true;
+            if (spk_tensor_is_requantized(&plan->tensors[j]) && plan->choices[j].rule == rule) is_printed = true;
         if (is_printed) continue;
         printf("rule %s\n", rule);
         for (uint64_t j = i; j < plan->tensor_count; j++)
-            if (is_requantized(&plan->tensors[j]) && plan->choices[j].rule == rule)
+            if (spk_tensor_is_requantized(&plan->tensors[j]) && plan->choices[j].rule == rule)
                 print_requantized(plan, j, has_errors);
     }
 }
@@ -155,14 +149,12 @@ static void print_text(const conversion *c) {
     printf("recipe     %s%s: %s\n", spk_recipe_name(c->recipe), c->is_default ? " (default)" : "",
            spk_recipe_about(c->recipe));
     print_rules(plan, !args->is_dry_run);
-    type_total totals[SPK_TYPE_LIMIT];
-    copied_totals(plan, totals);
     for (uint32_t type = 0; type < SPK_TYPE_LIMIT; type++)
-        if (totals[type].tensor_count > 0)
+        if (c->census.of[type][type].tensor_count > 0)
             printf("copied     %-5s %5" PRIu64 " tensors %15" PRIu64 " bytes\n", spk_type_name(type),
-                   totals[type].tensor_count, totals[type].byte_count);
-    print_change("weights", weight_bytes(plan, true), weight_bytes(plan, false));
-    print_change("per token", token_bytes(plan, true), token_bytes(plan, false));
+                   c->census.of[type][type].tensor_count, c->census.of[type][type].byte_count);
+    print_change("weights", weight_bytes(plan));
+    print_change("per token", token_bytes(plan));
     if (args->is_dry_run) {
         printf("pack       %" PRIu64 " bytes of data and the metadata; dry run: nothing was written\n",
                data_bytes(plan));
@@ -180,18 +172,19 @@ static void add_bytes(cJSON *object, const char *name, uint64_t bytes) {
     (void)cJSON_AddNumberToObject(object, name, (double)bytes);
 }
 
-static void add_tensors(cJSON *root, const spk_convert_plan *plan, bool has_errors) {
+static void add_tensors(cJSON *root, const conversion *c, bool has_errors) {
+    const spk_convert_plan *plan = &c->plan;
     cJSON *list = cJSON_AddArrayToObject(root, "requantized");
     for (uint64_t i = 0; i < plan->tensor_count; i++) {
-        const spk_tensor *t = &plan->tensors[i];
-        if (!is_requantized(t)) continue;
+        const spk_tensor *t = &plan->tensors[i], source = in_source(t);
+        if (!spk_tensor_is_requantized(t)) continue;
         cJSON *item = cJSON_CreateObject();
-        (void)cJSON_AddStringToObject(item, "name", t->name);
-        (void)cJSON_AddStringToObject(item, "rule", plan->choices[i].rule);
+        (void)cJSON_AddItemToObject(item, "name", spk_cli_json_string(t->name));
+        (void)cJSON_AddItemToObject(item, "rule", spk_cli_json_string(plan->choices[i].rule));
         (void)cJSON_AddStringToObject(item, "from", spk_type_name(t->source_type));
         (void)cJSON_AddStringToObject(item, "to", spk_type_name(t->type));
-        add_bytes(item, "bytes_before", bytes_of(t, t->source_type));
-        add_bytes(item, "bytes_after", bytes_of(t, t->type));
+        add_bytes(item, "bytes_before", spk_tensor_bytes(&source));
+        add_bytes(item, "bytes_after", spk_tensor_bytes(t));
         if (has_errors) {
             (void)cJSON_AddNumberToObject(item, "relative_rmse", t->relative_rmse);
             (void)cJSON_AddNumberToObject(item, "max_abs_error", t->max_abs_error);
@@ -199,15 +192,13 @@ static void add_tensors(cJSON *root, const spk_convert_plan *plan, bool has_erro
         }
         (void)cJSON_AddItemToArray(list, item);
     }
-    type_total totals[SPK_TYPE_LIMIT];
-    copied_totals(plan, totals);
     list = cJSON_AddArrayToObject(root, "copied");
     for (uint32_t type = 0; type < SPK_TYPE_LIMIT; type++) {
-        if (totals[type].tensor_count == 0) continue;
+        if (c->census.of[type][type].tensor_count == 0) continue;
         cJSON *item = cJSON_CreateObject();
         (void)cJSON_AddStringToObject(item, "type", spk_type_name(type));
-        add_bytes(item, "tensors", totals[type].tensor_count);
-        add_bytes(item, "bytes", totals[type].byte_count);
+        add_bytes(item, "tensors", c->census.of[type][type].tensor_count);
+        add_bytes(item, "bytes", c->census.of[type][type].byte_count);
         (void)cJSON_AddItemToArray(list, item);
     }
 }
@@ -216,26 +207,27 @@ static void add_tensors(cJSON *root, const spk_convert_plan *plan, bool has_erro
 static bool print_json(const conversion *c) {
     const spk_convert_plan *plan = &c->plan;
     bool is_written = !c->args->is_dry_run;
+    size_change weights = weight_bytes(plan), per_token = token_bytes(plan);
     cJSON *root = cJSON_CreateObject();
-    (void)cJSON_AddStringToObject(root, "source", c->args->in_path);
+    (void)cJSON_AddItemToObject(root, "source", spk_cli_json_string(c->args->in_path));
     add_bytes(root, "source_bytes", c->source_bytes);
     add_bytes(root, "source_parts", spk_gguf_part_count(c->source));
     (void)cJSON_AddStringToObject(root, "model", c->fingerprint);
-    (void)cJSON_AddStringToObject(root, "recipe", spk_recipe_name(c->recipe));
+    (void)cJSON_AddItemToObject(root, "recipe", spk_cli_json_string(spk_recipe_name(c->recipe)));
     (void)cJSON_AddBoolToObject(root, "recipe_is_default", c->is_default);
-    (void)cJSON_AddStringToObject(root, "recipe_text", spk_recipe_text(c->recipe));
+    (void)cJSON_AddItemToObject(root, "recipe_text", spk_cli_json_string(spk_recipe_text(c->recipe)));
     cJSON *fallbacks = cJSON_AddArrayToObject(root, "imatrix_fallbacks");
     for (uint64_t i = 0; i < plan->importance_fallback_count; i++)
-        (void)cJSON_AddItemToArray(fallbacks, cJSON_CreateString(plan->importance_fallbacks[i]));
-    add_tensors(root, plan, is_written);
-    add_bytes(root, "weight_bytes_before", weight_bytes(plan, true));
-    add_bytes(root, "weight_bytes_after", weight_bytes(plan, false));
-    add_bytes(root, "token_bytes_before", token_bytes(plan, true));
-    add_bytes(root, "token_bytes_after", token_bytes(plan, false));
+        (void)cJSON_AddItemToArray(fallbacks, spk_cli_json_string(plan->importance_fallbacks[i]));
+    add_tensors(root, c, is_written);
+    add_bytes(root, "weight_bytes_before", weights.source_bytes);
+    add_bytes(root, "weight_bytes_after", weights.bytes);
+    add_bytes(root, "token_bytes_before", per_token.source_bytes);
+    add_bytes(root, "token_bytes_after", per_token.bytes);
     add_bytes(root, "data_bytes", data_bytes(plan));
     (void)cJSON_AddBoolToObject(root, "dry_run", c->args->is_dry_run);
     if (is_written) {
-        (void)cJSON_AddStringToObject(root, "pack", c->args->out_path);
+        (void)cJSON_AddItemToObject(root, "pack", spk_cli_json_string(c->args->out_path));
         add_bytes(root, "pack_bytes", c->pack_bytes);
         (void)cJSON_AddNumberToObject(root, "seconds", c->seconds);
     }
@@ -249,19 +241,15 @@ static bool print_json(const conversion *c) {
 
 /* ---- Work ---- */
 
-/* The recipe that was asked for, or else the model's default. */
+/* The recipe that was asked for, or else (NULL) the model's default; then the rules of --set. */
 static spk_status load_recipe(conversion *c, const char *name, spk_error *err) {
-    bool is_named = false;
     spk_recipe_free(c->recipe);
     c->recipe = NULL;
+    c->is_default = false;
     if (name != NULL)
         SPK_TRY(spk_recipe_load(name, c->fingerprint, &c->recipe, err));
     else
-        SPK_TRY(spk_recipe_default(c->fingerprint, &c->recipe, &is_named, err));
-    if (name == NULL && !is_named && !c->args->is_quiet)
-        fprintf(stderr, TOOL ": no recipe is the default of this model (%s): using '%s', %s\n", c->fingerprint,
-                spk_recipe_name(c->recipe), spk_recipe_about(c->recipe));
-    c->is_default = name == NULL;
+        SPK_TRY(spk_recipe_default(c->fingerprint, &c->recipe, &c->is_default, err));
     for (size_t i = 0; i < c->args->set_count; i++) SPK_TRY(spk_recipe_set(c->recipe, c->args->sets[i], err));
     c->options.recipe = c->recipe;
     return SPK_OK;
@@ -272,8 +260,7 @@ static spk_status make_plan(conversion *c, spk_error *err) {
     SPK_TRY(load_recipe(c, c->args->recipe_name, err));
     spk_status status = spk_convert_plan_make(&c->options, &c->plan, err);
     if (status != SPK_E_MISMATCH || !c->is_default || c->imatrix != NULL) return status;
-    if (!c->args->is_quiet)
-        fprintf(stderr, TOOL ": the model's default does not fit this file: %s: using 'native'\n", err->text);
+    c->misfit = *err;
     SPK_TRY(load_recipe(c, "native", err));
     return spk_convert_plan_make(&c->options, &c->plan, err);
 }
@@ -288,9 +275,8 @@ static spk_status open_inputs(conversion *c, spk_error *err) {
         if (inputs[i] != NULL && args->out_path != NULL && spk_same_file(inputs[i], args->out_path))
             return spk_fail(err, SPK_E_EXISTS, "%s: is an input, expected another path for the output", args->out_path);
     if (args->imatrix_path != NULL) SPK_TRY(spk_imatrix_open(args->imatrix_path, &c->imatrix, err));
-    spk_model_config config;
-    SPK_TRY(spk_convert_config(c->source, &config, err));
-    (void)spk_model_fingerprint(&config, c->fingerprint, sizeof c->fingerprint);
+    SPK_TRY(spk_convert_config(c->source, &c->config, err));
+    (void)spk_model_fingerprint(&c->config, c->fingerprint, sizeof c->fingerprint);
     const char *slash = args->imatrix_path == NULL ? NULL : strrchr(args->imatrix_path, '/');
     c->options = (spk_convert_options){ .source = c->source, .out_path = args->out_path, .replace = args->is_forced,
                                         .imatrix = c->imatrix,
@@ -301,11 +287,27 @@ static spk_status open_inputs(conversion *c, spk_error *err) {
     return SPK_OK;
 }
 
+/* A model that spk-run could decode, but not in words, is packed all the same. */
+static void print_tokenizer_note(const conversion *c) {
+    spk_tokenizer *tokenizer = NULL;
+    spk_error why;
+    spk_status status = spk_tokenizer_from_kvs(spk_gguf_kvs(c->source), c->args->in_path, &tokenizer, &why);
+    uint32_t token_count = status == SPK_OK ? spk_tokenizer_token_count(tokenizer) : 0;
+    if (token_count > c->config.vocab_size)
+        status = spk_fail(&why, SPK_E_MISMATCH, "%s: %" PRIu32 " tokens, but only %" PRIu32 " logits", c->args->in_path,
+                          token_count, c->config.vocab_size);
+    if (status != SPK_OK) fprintf(stderr, TOOL ": spk-run will have no tokenizer for this model: %s\n", why.text);
+    spk_tokenizer_destroy(tokenizer);
+}
+
 static void print_notes(const conversion *c) {
-    uint64_t requantized_count = 0;
-    for (uint64_t i = 0; i < c->plan.tensor_count; i++)
-        if (is_requantized(&c->plan.tensors[i])) requantized_count++;
-    if (c->imatrix != NULL && requantized_count == 0)
+    if (c->misfit.status != SPK_OK)
+        fprintf(stderr, TOOL ": the model's default does not fit: %s: using 'native'\n", c->misfit.text);
+    else if (c->args->recipe_name == NULL && !c->is_default)
+        fprintf(stderr, TOOL ": no recipe is the default of this model (%s): using '%s', %s\n", c->fingerprint,
+                spk_recipe_name(c->recipe), spk_recipe_about(c->recipe));
+    print_tokenizer_note(c);
+    if (c->imatrix != NULL && c->census.requantized_count == 0)
         fprintf(stderr, TOOL ": nothing is requantized, so %s is not used\n", c->args->imatrix_path);
     for (uint64_t i = 0; i < c->plan.importance_fallback_count; i++)
         fprintf(stderr, TOOL ": importance not used for %s\n", c->plan.importance_fallbacks[i]);
@@ -315,6 +317,7 @@ static spk_status convert(conversion *c, spk_error *err) {
     double start_s = spk_cli_now_s();
     SPK_TRY(open_inputs(c, err));
     SPK_TRY(make_plan(c, err));
+    spk_census_take(c->plan.tensors, c->plan.tensor_count, &c->census);
     if (!c->args->is_quiet) print_notes(c);
     if (c->args->is_dry_run) return SPK_OK;
     spk_outfile_remove_on_signals();
@@ -377,14 +380,13 @@ int main(int argc, char **argv) {
     arguments args = { .sets = sets };
     spk_error err;
     int option, exit_status = -1;
-    opterr = 0;
-    while (exit_status < 0 && (option = getopt_long(argc, argv, ":hV", long_options, NULL)) != -1) {
+    while (exit_status < 0 && (option = spk_cli_option(argc, argv, ":hV", long_options, &err)) != -1) {
         switch (option) {
         case OPT_RECIPE:  args.recipe_name = optarg; break;
         case OPT_SET:     sets[args.set_count++] = optarg; break;
         case OPT_IMATRIX: args.imatrix_path = optarg; break;
         case OPT_THREADS:
-            if (spk_cli_u64("--threads", optarg, 1, THREAD_COUNT_MAX, &args.thread_count, &err) != SPK_OK)
+            if (spk_cli_u64("--threads", optarg, 1, SPK_POOL_THREAD_MAX, &args.thread_count, &err) != SPK_OK)
                 exit_status = spk_cli_usage(TOOL, "%s", err.text);
             break;
         case OPT_DRY_RUN: args.is_dry_run = true; break;
@@ -393,12 +395,7 @@ int main(int argc, char **argv) {
         case OPT_QUIET:   args.is_quiet = true; break;
         case 'h':         exit_status = print_help(); break;
         case 'V':         puts(TOOL " " SPK_VERSION_TEXT); exit_status = spk_cli_finish(TOOL, SPK_EXIT_DONE); break;
-        case ':':         exit_status = spk_cli_usage(TOOL, "%s needs a value", argv[optind - 1]); break;
-        default:
-            exit_status = optopt > 0 && optopt < OPT_RECIPE
-                ? spk_cli_usage(TOOL, "unknown option '-%c'", optopt)
-                : spk_cli_usage(TOOL, "unknown option '%s'", argv[optind - 1]);
-            break;
+        default:          exit_status = spk_cli_usage(TOOL, "%s", err.text); break;
         }
     }
     int path_count = argc - optind;

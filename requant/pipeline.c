@@ -11,12 +11,10 @@
 
 #include <inttypes.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
-#include <string.h>
-#include <xxhash.h>
 
-enum { THREAD_COUNT_MAX = 256 };
+#include "formats/pool.h"
+
 #define RING_BYTES_MAX (UINT64_C(128) << 20)       /* of buffers in flight, where two runs fit into it */
 #define DIGEST_CHUNK_BYTES (UINT64_C(1) << 20)
 #define DIGEST_AHEAD_BYTES (UINT64_C(256) << 20)
@@ -85,7 +83,7 @@ static bool wait_for_workers(pipeline *pipe, uint64_t hashed_bytes) {
     return !is_stopping;
 }
 
-static spk_status digest_parts(pipeline *pipe, XXH3_state_t *state, uint8_t *chunk, spk_error *err) {
+static spk_status digest_parts(pipeline *pipe, spk_digester *digester, uint8_t *chunk, spk_error *err) {
     const spk_gguf *source = pipe->job->options->source;
     uint64_t hashed_bytes = 0;
     for (uint32_t part = 0; part < spk_gguf_part_count(source); part++) {
@@ -94,7 +92,7 @@ static spk_status digest_parts(pipeline *pipe, XXH3_state_t *state, uint8_t *chu
             uint64_t count = size - at < DIGEST_CHUNK_BYTES ? size - at : DIGEST_CHUNK_BYTES;
             if (!wait_for_workers(pipe, hashed_bytes)) return SPK_OK;
             SPK_TRY(spk_gguf_read(source, part, at, count, chunk, err));
-            (void)XXH3_128bits_update(state, chunk, count);
+            spk_digester_add(digester, chunk, count);
             at += count;
             hashed_bytes += count;
         }
@@ -104,19 +102,15 @@ static spk_status digest_parts(pipeline *pipe, XXH3_state_t *state, uint8_t *chu
 
 static void *digest_source(void *context) {
     pipeline *pipe = context;
-    XXH3_state_t *state = XXH3_createState();
+    spk_digester *digester = NULL;
     uint8_t *chunk = malloc(DIGEST_CHUNK_BYTES);
-    if (state == NULL || chunk == NULL) {
-        pipe->digest_status = spk_fail(&pipe->digest_error, SPK_E_MEMORY, "out of memory");
-    } else {
-        (void)XXH3_128bits_reset(state);
-        pipe->digest_status = digest_parts(pipe, state, chunk, &pipe->digest_error);
-        XXH128_canonical_t canonical;
-        XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state));
-        memcpy(pipe->digest.bytes, canonical.digest, sizeof pipe->digest.bytes);
-    }
+    pipe->digest_status = chunk == NULL ? spk_fail(&pipe->digest_error, SPK_E_MEMORY, "out of memory for a digest")
+                                        : spk_digester_create(&digester, &pipe->digest_error);
+    if (pipe->digest_status == SPK_OK)
+        pipe->digest_status = digest_parts(pipe, digester, chunk, &pipe->digest_error);
+    if (pipe->digest_status == SPK_OK) pipe->digest = spk_digester_result(digester);
     free(chunk);
-    (void)XXH3_freeState(state);
+    spk_digester_destroy(digester);
     return NULL;
 }
 
@@ -193,16 +187,10 @@ static spk_status run_threads(pipeline *pipe, worker *workers, uint32_t worker_c
     return status;
 }
 
-static uint32_t cpu_count(void) {
-    cpu_set_t set;
-    int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    return count < 1 ? 1 : (uint32_t)count;
-}
-
 spk_status spk_convert_pipeline(const spk_convert_job *job, spk_pack_writer *writer, spk_quant_error *errors,
                                 spk_digest *source_digest, spk_error *err) {
-    uint32_t worker_count = job->options->thread_count != 0 ? job->options->thread_count : cpu_count();
-    if (worker_count > THREAD_COUNT_MAX) worker_count = THREAD_COUNT_MAX;
+    uint32_t worker_count = job->options->thread_count != 0 ? job->options->thread_count : spk_cpu_count();
+    if (worker_count > SPK_POOL_THREAD_MAX) worker_count = SPK_POOL_THREAD_MAX;
     uint64_t slot_count = 2 * (uint64_t)worker_count + 2, fitting = RING_BYTES_MAX / (job->run_bytes_max + 1);
     if (slot_count > fitting) slot_count = fitting < 2 ? 2 : fitting;
     if (worker_count > slot_count) worker_count = (uint32_t)slot_count;

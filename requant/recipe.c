@@ -13,6 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+#include "formats/infile.h"
 #include "requant/quant.h"
 #include "requant/recipes_builtin.h"
 
@@ -35,6 +37,7 @@ struct spk_recipe {
     bool         is_default;
     recipe_rule *rules;
     size_t       rule_count;
+    size_t       set_count;  /* of rules, the first ones come from --set */
 };
 
 void spk_recipe_free(spk_recipe *recipe) {
@@ -61,12 +64,12 @@ const char *spk_recipe_text(const spk_recipe *recipe) { return recipe->text; }
 typedef struct {
     spk_recipe *recipe;
     const char *where;
-    uint64_t    line_number;     /* from 1 */
+    uint64_t    line_number;     /* from 1; 0: there are no lines */
     uint64_t    default_line;    /* of the default statement; 0 if none */
     spk_error  *err;
 } parser;
 
-/* "WHERE:LINE: message". */
+/* "WHERE:LINE: message", or "WHERE: message" of what is no line of a file. */
 __attribute__((format(printf, 2, 3)))
 static spk_status parse_fail(const parser *p, const char *format, ...) {
     char message[400];
@@ -74,6 +77,7 @@ static spk_status parse_fail(const parser *p, const char *format, ...) {
     va_start(args, format);
     (void)vsnprintf(message, sizeof message, format, args);
     va_end(args);
+    if (p->line_number == 0) return spk_fail(p->err, SPK_E_USAGE, "%s: %s", p->where, message);
     return spk_fail(p->err, SPK_E_USAGE, "%s:%" PRIu64 ": %s", p->where, p->line_number, message);
 }
 
@@ -252,6 +256,7 @@ static spk_status parse_lines(parser *p, char *text) {
 }
 
 spk_status spk_recipe_parse(const char *text, const char *where, spk_recipe **out, spk_error *err) {
+    if (strncmp(text, "\xef\xbb\xbf", 3) == 0) text += 3; /* a byte order mark, as some editors write it */
     size_t length = strlen(text);
     if (length > SPK_RECIPE_BYTES_MAX)
         return spk_fail(err, SPK_E_LIMIT, "%s: larger than %d bytes", where, (int)SPK_RECIPE_BYTES_MAX);
@@ -281,8 +286,12 @@ spk_status spk_recipe_set(spk_recipe *recipe, const char *assignment, spk_error 
     const char *equals = strrchr(assignment, '=');
     if (equals == NULL || equals == assignment || equals[1] == '\0' || *assignment == '#')
         return spk_fail(err, SPK_E_USAGE, "--set '%.200s': expected REGEX=TYPE", assignment);
-    if (strpbrk(assignment, " \t\r\n") != NULL)
-        return spk_fail(err, SPK_E_USAGE, "--set '%.200s': expected REGEX=TYPE without spaces", assignment);
+    for (const char *c = assignment; *c != '\0'; c++)
+        if ((unsigned char)*c <= 0x20 || *c == 0x7f)
+            return spk_fail(err, SPK_E_USAGE, "--set '%.200s': expected REGEX=TYPE without spaces", assignment);
+    if (recipe->rule_count == SPK_RECIPE_RULE_COUNT_MAX)
+        return spk_fail(err, SPK_E_USAGE, "--set '%.200s': more than %d rules", assignment,
+                        (int)SPK_RECIPE_RULE_COUNT_MAX);
     char *where = NULL, *words = NULL, *text = NULL;
     int name_end = (int)recipe->name_end, regex_length = (int)(equals - assignment);
     if (asprintf(&where, "--set '%.200s'", assignment) < 0) where = NULL;
@@ -303,6 +312,7 @@ spk_status spk_recipe_set(spk_recipe *recipe, const char *assignment, spk_error 
         spk_recipe old = *recipe;
         *recipe = *edited;
         *edited = old;
+        recipe->set_count = old.set_count + 1;
     }
     spk_recipe_free(edited);
     free(where);
@@ -345,20 +355,20 @@ static spk_status find_builtin(const char *name, const char *fingerprint, bool o
 }
 
 static spk_status load_file(const char *path, spk_recipe **out, spk_error *err) {
-    FILE *file = fopen(path, "rb");
-    if (file == NULL) {
-        if (errno == ENOENT)
-            return spk_fail(err, SPK_E_MISSING, "recipe '%s': neither a built-in recipe nor a file", path);
-        return spk_fail(err, SPK_E_IO, "%s: %s", path, strerror(errno));
-    }
-    size_t room = (size_t)SPK_RECIPE_BYTES_MAX + 1;
-    char *text = malloc(room + 1);
+    if (access(path, F_OK) != 0 && errno == ENOENT)
+        return spk_fail(err, SPK_E_MISSING, "recipe '%s': neither a built-in recipe nor a file", path);
+    int fd;
+    uint64_t size_bytes;
+    SPK_TRY(spk_infile_open(path, "a recipe in a file", &fd, &size_bytes, err));
+    char *text = malloc(SPK_RECIPE_BYTES_MAX + 2);   /* a byte too many, to see that there are too many, and a NUL */
+    FILE *file = fdopen(fd, "rb");
     spk_status status = SPK_OK;
-    size_t size = text == NULL ? 0 : fread(text, 1, room, file);
+    size_t size = text == NULL || file == NULL ? 0 : fread(text, 1, SPK_RECIPE_BYTES_MAX + 1, file);
     if (text == NULL) status = memory_fail(err);
-    else if (ferror(file)) status = spk_fail(err, SPK_E_IO, "%s: %s", path, strerror(errno));
+    else if (file == NULL || ferror(file)) status = spk_fail(err, SPK_E_IO, "%s: %s", path, strerror(errno));
     else if (memchr(text, '\0', size) != NULL) status = spk_fail(err, SPK_E_USAGE, "%s: not a text file", path);
-    (void)fclose(file);
+    if (file != NULL) (void)fclose(file);
+    else (void)close(fd);
     if (status == SPK_OK) {
         text[size] = '\0';
         status = spk_recipe_parse(text, path, out, err);
@@ -445,6 +455,8 @@ static spk_status check_uses(const spk_recipe *recipe, const rule_use *uses, con
     for (size_t r = 0; r < recipe->rule_count; r++) {
         const recipe_rule *rule = &recipe->rules[r];
         if (uses[r].is_matched || rule->is_optional) continue;
+        if (r < recipe->set_count)                        /* any type will do there: no name matches */
+            return spk_fail(err, SPK_E_MISSING, "rule '%s' of --set matches no tensor that decode reads", rule->text);
         if (uses[r].name_count == 0)
             return spk_fail(err, SPK_E_MISMATCH, "recipe %s: rule '%s' matches no tensor that decode reads",
                             recipe->name, rule->text);

@@ -9,12 +9,14 @@
  *   rule REGEX FROM -> TO [optional]     tensors whose whole name matches REGEX (PCRE2) and whose type is in FROM
  *                                        (types with commas, or *) become TO; the first rule that matches a name wins
  *
- * '#' inside a word is part of the word.  Where the winning rule's FROM does not have the tensor's type, the tensor is
- * copied.  A rule that finds no tensor of a type in FROM is an error (SPK_E_MISMATCH) unless it is optional.  A tensor
- * that already has type TO is copied and counts; so does one that an earlier rule won, or else a --set would break the
- * rules that it overrides.  A rule that would requantize a protected tensor (router, norms, conv, ssm_a, dt, alpha,
- * beta) is an error that names it.  There is no fallback to another type, ever.  Tensors that decode does not read
- * (MTP blocks, unknown names) are carried as they are: rules do not see them.
+ * '#' inside a word is part of the word; a UTF-8 byte order mark before the text is skipped.  Where the winning rule's
+ * FROM does not have the tensor's type, the tensor is copied.  A rule that finds no tensor of a type in FROM is an
+ * error unless it is optional: SPK_E_MISMATCH, or SPK_E_MISSING where it comes from --set, since that is a mistake in
+ * the regex and not a file of other types.  A tensor that already has type TO is copied and counts; so does one that an
+ * earlier rule won, or else a --set would break the rules that it overrides.  A rule that would requantize a protected
+ * tensor (router, norms, conv, ssm_a, dt, alpha, beta) is an error that names it.  There is no fallback to another
+ * type, ever.  Tensors that decode does not read (MTP blocks, unknown names) are carried as they are: rules do not see
+ * them.
  *
  * Recipes in packs/<model>/<name>.recipe are built into the tools.
  */
@@ -57,7 +59,8 @@ typedef struct {
     const char *rule;        /* the rule's text, owned by the recipe; NULL: copied, no rule matched */
 } spk_recipe_choice;
 
-/* Apply to a model: choices[tensor_count].  Fails as the grammar above says. */
+/* Apply to a model: choices[tensor_count].  Fails as the grammar above says; messages name rule and tensor, and the
+ * caller adds the model's file. */
 SPK_MUST_CHECK spk_status spk_recipe_apply(const spk_recipe *recipe, const spk_model_config *config,
                                            const spk_tensor *tensors, uint64_t tensor_count,
                                            spk_recipe_choice *choices, spk_error *err);

@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include "formats/census.h"
 #include "formats/outfile.h"
 
 #define BUFFER_BYTES (UINT64_C(4) << 20) /* of rows at a time; one row where it is longer */
@@ -29,14 +30,16 @@ static void show_verified(void *context, uint64_t done_bytes, uint64_t total_byt
     show(p);
 }
 
-static spk_status begin_gguf(const spk_pack *pack, const char *out_path, bool replace, spk_gguf_writer **out,
-                             spk_error *err) {
+/* identity: NULL where the file cannot be the source's. */
+static spk_status begin_gguf(const spk_pack *pack, const char *out_path, bool replace, spk_gguf_identity *identity,
+                             spk_gguf_writer **out, spk_error *err) {
     const spk_provenance *provenance = spk_pack_provenance(pack);
     const spk_kv_set *kvs = spk_pack_kvs(pack);
     uint64_t tensor_count = spk_pack_tensor_count(pack);
     const spk_tensor *tensors = spk_pack_tensors(pack);
     spk_gguf_tensor_spec *specs = calloc(tensor_count + 1, sizeof *specs);
-    if (specs == NULL) return spk_fail(err, SPK_E_MEMORY, "out of memory for %" PRIu64 " tensors", tensor_count);
+    if (specs == NULL)
+        return spk_fail(err, SPK_E_MEMORY, "%s: out of memory for %" PRIu64 " tensors", out_path, tensor_count);
     for (uint64_t i = 0; i < tensor_count; i++) {
         SPK_STATIC_ASSERT(sizeof specs->name == sizeof tensors->name, "a name is copied whole");
         memcpy(specs[i].name, tensors[i].name, sizeof specs[i].name);
@@ -47,7 +50,9 @@ static spk_status begin_gguf(const spk_pack *pack, const char *out_path, bool re
     spk_gguf_writer_options options = { .path = out_path, .replace = replace,
                                         .version = provenance->source_version,
                                         .alignment_bytes = provenance->source_alignment_bytes,
-                                        .kv_count = kvs->count, .tensors = specs, .tensor_count = tensor_count };
+                                        .kv_count = kvs->count, .tensors = specs, .tensor_count = tensor_count,
+                                        .wanted_bytes = identity != NULL ? provenance->source_bytes : 0,
+                                        .identity = identity };
     if (kvs->count > 0) { /* entries lie one after another */
         const spk_kv *last = &kvs->items[kvs->count - 1];
         options.kv_bytes = kvs->items[0].entry;
@@ -76,17 +81,24 @@ static spk_status write_tensor(const spk_pack *pack, const spk_tensor *tensor, s
     return SPK_OK;
 }
 
+static bool is_source(const spk_provenance *provenance, const spk_gguf_identity *found) {
+    return found->size_bytes == provenance->source_bytes &&
+           memcmp(&found->digest, &provenance->source_digest, sizeof found->digest) == 0;
+}
+
 spk_status spk_unpack(const spk_pack *pack, const char *out_path, bool replace, spk_convert_progress_fn *progress,
-                      void *progress_context, spk_error *err) {
+                      void *progress_context, spk_unpack_result *result, spk_error *err) {
     if (spk_same_file(spk_pack_path(pack), out_path))
         return spk_fail(err, SPK_E_EXISTS, "%s: is the pack itself, expected another path for the output", out_path);
     uint64_t tensor_count = spk_pack_tensor_count(pack), buffer_bytes = BUFFER_BYTES;
     const spk_tensor *tensors = spk_pack_tensors(pack);
     unpack_progress p = { .progress = progress, .context = progress_context };
+    bool is_requantized = false;
     for (uint64_t i = 0; i < tensor_count; i++) {
         uint64_t row_bytes = spk_layout_unit_bytes(SPK_LAYOUT_ROWS, tensors[i].type, tensors[i].dims[0]);
         if (row_bytes > buffer_bytes) buffer_bytes = row_bytes;
-        p.total_bytes += row_bytes * tensors[i].dims[1] * spk_tensor_matrix_count(&tensors[i]);
+        p.total_bytes += spk_tensor_bytes(&tensors[i]);
+        is_requantized = is_requantized || spk_tensor_is_requantized(&tensors[i]);
     }
     for (uint32_t place = 1; place <= SPK_PLACE_COUNT; place++) {
         uint64_t section_bytes;
@@ -94,9 +106,11 @@ spk_status spk_unpack(const spk_pack *pack, const char *out_path, bool replace, 
         p.total_bytes += section_bytes;
     }
     uint8_t *buffer = malloc(buffer_bytes);
-    if (buffer == NULL) return spk_fail(err, SPK_E_MEMORY, "out of memory for %" PRIu64 " bytes of rows", buffer_bytes);
+    if (buffer == NULL)
+        return spk_fail(err, SPK_E_MEMORY, "%s: out of memory for %" PRIu64 " bytes of rows", out_path, buffer_bytes);
     spk_gguf_writer *writer = NULL;
-    spk_status status = begin_gguf(pack, out_path, replace, &writer, err);
+    spk_gguf_identity identity;
+    spk_status status = begin_gguf(pack, out_path, replace, is_requantized ? NULL : &identity, &writer, err);
     if (status == SPK_OK) status = spk_pack_verify(pack, 0, show_verified, &p, err);
     for (uint64_t i = 0; i < tensor_count && status == SPK_OK; i++)
         status = write_tensor(pack, &tensors[i], writer, buffer, buffer_bytes, &p, err);
@@ -104,6 +118,9 @@ spk_status spk_unpack(const spk_pack *pack, const char *out_path, bool replace, 
         status = spk_gguf_writer_commit(writer, err);
         writer = NULL;
     }
+    if (status == SPK_OK)
+        *result = is_requantized ? SPK_UNPACK_REQUANTIZED
+                : is_source(spk_pack_provenance(pack), &identity) ? SPK_UNPACK_IDENTICAL : SPK_UNPACK_EQUIVALENT;
     spk_gguf_writer_abort(writer);
     free(buffer);
     return status;

@@ -1,8 +1,7 @@
 /* requant/unpack_main.c - spk-unpack: pack to GGUF. */
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
+#include "formats/census.h"
 #include "formats/cli.h"
 #include "formats/outfile.h"
 #include "formats/version.h"
@@ -13,9 +12,11 @@
 static const char help[] =
     "usage: spk-unpack [options] IN.spk OUT.gguf\n"
     "\n"
-    "Turn a pack back into one GGUF file.  The pack's checksums are verified first.  If nothing was requantized and\n"
-    "the source was one file, OUT.gguf is that file, byte for byte.  Metadata is the source's, also where weights\n"
-    "were requantized: general.file_type and quantize.* then still describe the source.\n"
+    "Turn a pack back into one GGUF file.  The pack's checksums are verified first.  If nothing was requantized, the\n"
+    "result is compared with the source's size and digest, and a line on stderr says whether it is the same file:\n"
+    "it is, unless the source was split, has padding that is not zero, or data in another order than its tensor list.\n"
+    "Metadata is the source's, also where weights were requantized: general.file_type and quantize.* then still\n"
+    "describe the source.\n"
     "\n"
     "  --force             replace OUT.gguf if it exists\n"
     "  --quiet             no progress and no notes on stderr\n"
@@ -30,26 +31,39 @@ typedef struct {
     bool        is_forced, is_quiet;
 } arguments;
 
-static uint64_t requantized_count(const spk_pack *pack) {
-    uint64_t count = 0;
-    for (uint64_t i = 0; i < spk_pack_tensor_count(pack); i++)
-        if (spk_pack_tensors(pack)[i].type != spk_pack_tensors(pack)[i].source_type) count++;
-    return count;
+/* Through spk_fail, which makes a pack's texts fit for a terminal. */
+static void print_note(const spk_pack *pack, const char *out_path, spk_unpack_result result) {
+    spk_error note;
+    spk_census census;
+    const spk_provenance *provenance = spk_pack_provenance(pack);
+    switch (result) {
+    case SPK_UNPACK_IDENTICAL:
+        (void)spk_fail(&note, SPK_OK, "%s: identical to the source", out_path);
+        break;
+    case SPK_UNPACK_EQUIVALENT:
+        (void)spk_fail(&note, SPK_OK, "%s: same tensors and metadata, but not the same bytes as the source (padding or "
+                       "order, or it was split)", out_path);
+        break;
+    case SPK_UNPACK_REQUANTIZED:
+        spk_census_take(spk_pack_tensors(pack), spk_pack_tensor_count(pack), &census);
+        (void)spk_fail(&note, SPK_OK, "%s: %" PRIu64 " tensors were requantized (recipe %s)", out_path,
+                       census.requantized_count, provenance->recipe_name);
+        break;
+    }
+    fprintf(stderr, TOOL ": %s\n", note.text);
 }
 
 static spk_status unpack(const arguments *args, spk_error *err) {
     spk_pack *pack;
     SPK_TRY(spk_pack_open(args->in_path, &pack, err));
     spk_cli_progress progress = { .what = "unpacking" };
+    spk_unpack_result result;
     spk_outfile_remove_on_signals();
     spk_status status = spk_unpack(pack, args->out_path, args->is_forced,
-                                   args->is_quiet ? NULL : spk_cli_progress_show, &progress, err);
+                                   args->is_quiet ? NULL : spk_cli_progress_show, &progress, &result, err);
     spk_cli_progress_end(&progress);
     if (status == SPK_OK) {
-        uint64_t count = requantized_count(pack);
-        if (count > 0 && !args->is_quiet)
-            fprintf(stderr, TOOL ": %" PRIu64 " tensors of %s were requantized (recipe %s)\n", count, args->out_path,
-                    spk_pack_provenance(pack)->recipe_name);
+        if (!args->is_quiet) print_note(pack, args->out_path, result);
         printf("%s: %" PRIu64 " tensors, from %s\n", args->out_path, spk_pack_tensor_count(pack), args->in_path);
     }
     spk_pack_close(pack);
@@ -64,17 +78,15 @@ int main(int argc, char **argv) {
         { NULL, 0, NULL, 0 },
     };
     arguments args = { .in_path = NULL };
+    spk_error err;
     int option;
-    opterr = 0;
-    while ((option = getopt_long(argc, argv, ":hV", long_options, NULL)) != -1) {
+    while ((option = spk_cli_option(argc, argv, ":hV", long_options, &err)) != -1) {
         switch (option) {
         case OPT_FORCE: args.is_forced = true; break;
         case OPT_QUIET: args.is_quiet = true; break;
         case 'h':       fputs(help, stdout); return spk_cli_finish(TOOL, SPK_EXIT_DONE);
         case 'V':       puts(TOOL " " SPK_VERSION_TEXT); return spk_cli_finish(TOOL, SPK_EXIT_DONE);
-        default:
-            return optopt > 0 && optopt < OPT_FORCE ? spk_cli_usage(TOOL, "unknown option '-%c'", optopt)
-                                                    : spk_cli_usage(TOOL, "unknown option '%s'", argv[optind - 1]);
+        default:        return spk_cli_usage(TOOL, "%s", err.text);
         }
     }
     if (argc - optind != 2)
@@ -82,7 +94,6 @@ int main(int argc, char **argv) {
                              argc - optind == 1 ? "" : "s");
     args.in_path = argv[optind];
     args.out_path = argv[optind + 1];
-    spk_error err;
     int exit_status = unpack(&args, &err) == SPK_OK ? SPK_EXIT_DONE : spk_cli_fail(TOOL, &err);
     return spk_cli_finish(TOOL, exit_status);
 }

@@ -4,7 +4,6 @@
  * token times tokens a second cannot pass, unless weights stay in a cache.  With two models every repeat measures one,
  * then the other, so that a drifting machine touches both alike.
  */
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +13,7 @@
 #include <unistd.h>
 
 #include "formats/cli.h"
+#include "formats/model.h"
 #include "formats/pool.h"
 #include "formats/version.h"
 #include "runtime/compare.h"
@@ -21,8 +21,7 @@
 #include "runtime/tool.h"
 
 static const char TOOL[] = "spk-bench";
-enum { MODELS_MAX = 2, CONTEXTS_MAX = 16, REPEATS_MAX = 100, THREADS_MAX = 4096, CEILING_PASSES = 7 };
-#define CONTEXT_TOKENS_MAX (1 << 24)
+enum { MODELS_MAX = 2, CONTEXTS_MAX = 16, REPEATS_MAX = 100, CEILING_PASSES = 7 };
 #define CEILING_BYTES_MIN (UINT64_C(512) << 20)
 #define TOKEN_SEED UINT64_C(1)
 
@@ -37,7 +36,8 @@ static const char HELP[] =
     "  --prompt N       tokens of one prefill measurement                            [512]\n"
     "  --repeats N      measurements of each; the median is reported                 [3]\n"
     "  --json FILE      also write the figures as JSON\n"
-    "  --backend NAME   auto, cpu or ref                                             [auto]\n"
+    "  --backend NAME   auto, cpu, ref or cuda                                       [auto]\n"
+    "  --no-fuse LIST   leave out fused GPU kernels: router, addnorm3, shexp, gdn-conv, gdn-core\n"
     "  --threads N      worker threads                                               [all CPUs]\n"
     "  -h, --help       this text\n"
     "  -V, --version    version\n"
@@ -52,6 +52,7 @@ typedef struct {
     uint32_t    context_count;
     uint64_t    token_count, prompt_count, repeat_count, thread_count;
     spk_backend backend;
+    uint32_t    fusions_off;
     const char *paths[MODELS_MAX];
     uint32_t    model_count;
 } arguments;
@@ -74,11 +75,12 @@ typedef struct {
     double   ceiling_bytes_per_s;
     uint64_t ceiling_buffer_bytes, cache_bytes;   /* cache: the last level, 0 if the system does not say */
     subject  subjects[MODELS_MAX];
+    spk_outfile *json_file;              /* NULL if none was asked for, or it is done */
 } bench;
 
 /* ---- The machine ---- */
 
-typedef struct { const uint64_t *words; uint64_t sums[THREADS_MAX]; } read_job;
+typedef struct { const uint64_t *words; uint64_t sums[SPK_POOL_THREAD_MAX]; } read_job;
 enum { PIECE_BYTES = 2 << 20, PIECE_WORDS = PIECE_BYTES / 8, READ_AHEAD_WORDS = 512 };
 
 static void read_pieces(void *context, uint64_t begin, uint64_t end, uint32_t thread_index) {
@@ -88,7 +90,7 @@ static void read_pieces(void *context, uint64_t begin, uint64_t end, uint32_t th
         __builtin_prefetch(job->words + i + READ_AHEAD_WORDS);
         for (uint64_t l = 0; l < 8; l++) sums[l] += job->words[i + l];
     }
-    for (uint64_t l = 0; l < 8; l++) job->sums[thread_index % THREADS_MAX] += sums[l];   /* used, so the loads stay */
+    for (uint64_t l = 0; l < 8; l++) job->sums[thread_index] += sums[l];   /* used, so the loads stay */
 }
 
 static void touch_pieces(void *context, uint64_t begin, uint64_t end, uint32_t thread_index) {
@@ -157,8 +159,9 @@ static spk_status start_subject(const bench *b, uint32_t index, subject *s, spk_
     s->load_s = spk_cli_now_s() - start_s;
     spk_cli_progress_end(&progress);
     if (status != SPK_OK) return status;
+    SPK_TRY(spk_tool_output_check("--json", a->json_path, s->model, err));
 
-    spk_session_options session_options = { .context_tokens = (uint32_t)b->capacity };
+    spk_session_options session_options = { .context_tokens = (uint32_t)b->capacity, .fusions_off = a->fusions_off };
     SPK_TRY(spk_session_create(s->model, &session_options, &s->session, err));
     uint32_t vocab_size = spk_model_vocab_size(s->model);
     s->logits = malloc(sizeof *s->logits * vocab_size);
@@ -173,7 +176,7 @@ static spk_status start_subject(const bench *b, uint32_t index, subject *s, spk_
     start_s = spk_cli_now_s();
     SPK_TRY(spk_session_eval(s->session, s->tokens, 1, SPK_LOGITS_LAST, s->logits, err));
     s->first_token_s = spk_cli_now_s() - start_s;
-    return SPK_OK;
+    return spk_tool_logits_check(a->paths[index], 0, s->logits, vocab_size, err);
 }
 
 static spk_status measure_prefill(const bench *b, subject *s, double *out, spk_error *err) {
@@ -185,12 +188,13 @@ static spk_status measure_prefill(const bench *b, subject *s, double *out, spk_e
     return SPK_OK;
 }
 
-/* One block of tokens, one at a time, from where the session stands. */
+/* One block of tokens, one at a time, from where the session stands.  A GPU walks them by itself. */
 static spk_status measure_decode(const bench *b, subject *s, double *out, spk_error *err) {
     uint64_t count = b->arguments->token_count;
+    uint32_t step = strcmp(spk_model_backend_name(s->model), "cuda") == 0 ? (uint32_t)count : 1;
     double start_s = spk_cli_now_s();
-    for (uint64_t i = 0; i < count; i++)
-        SPK_TRY(spk_session_eval(s->session, s->tokens + spk_session_position(s->session), 1, SPK_LOGITS_LAST,
+    for (uint64_t i = 0; i < count; i += step)
+        SPK_TRY(spk_session_eval(s->session, s->tokens + spk_session_position(s->session), step, SPK_LOGITS_LAST,
                                  s->logits, err));
     *out = (double)count / (spk_cli_now_s() - start_s);
     return SPK_OK;
@@ -279,11 +283,13 @@ static cJSON *subject_json(const bench *b, uint32_t index) {
     const subject *s = &b->subjects[index];
     double bytes = (double)spk_model_bytes_per_token(s->model);
     cJSON *object = cJSON_CreateObject();
-    cJSON_AddStringToObject(object, "path", a->paths[index]);
+    cJSON_AddItemToObject(object, "path", spk_cli_json_string(a->paths[index]));
+    cJSON_AddBoolToObject(object, "pack", spk_model_is_pack(s->model));
     cJSON_AddStringToObject(object, "model", spk_model_fingerprint_text(s->model));
     cJSON_AddStringToObject(object, "backend", spk_model_backend_name(s->model));
     spk_tool_json_number(object, "weight_bytes", (double)spk_model_weight_bytes(s->model));
     spk_tool_json_number(object, "bytes_per_token", bytes);
+    spk_tool_json_number(object, "state_bytes", (double)spk_session_state_bytes(s->session));
     spk_tool_json_number(object, "load_s", s->load_s);
     spk_tool_json_number(object, "first_token_s", s->first_token_s);
     cJSON *prefill = cJSON_AddObjectToObject(object, "prefill");
@@ -303,30 +309,31 @@ static cJSON *subject_json(const bench *b, uint32_t index) {
     return object;
 }
 
-static spk_status write_json(const bench *b, spk_error *err) {
+static spk_status write_json(bench *b, spk_error *err) {
     cJSON *report = cJSON_CreateObject();
     cJSON_AddStringToObject(report, "tool", "spk-bench " SPK_VERSION_TEXT);
     cJSON_AddStringToObject(report, "date", b->date);
-    cJSON_AddStringToObject(report, "cpu", b->cpu);
+    cJSON_AddItemToObject(report, "cpu", spk_cli_json_string(b->cpu));
     spk_tool_json_number(report, "threads", (double)b->thread_count);
     spk_tool_json_number(report, "ceiling_bytes_per_s", b->ceiling_bytes_per_s);
     spk_tool_json_number(report, "ceiling_buffer_bytes", (double)b->ceiling_buffer_bytes);
     cJSON *models = cJSON_AddArrayToObject(report, "models");
     for (uint32_t m = 0; m < b->arguments->model_count; m++) cJSON_AddItemToArray(models, subject_json(b, m));
-    spk_status status = spk_tool_json_write(b->arguments->json_path, report, err);
+    spk_status status = spk_tool_json_commit(b->json_file, report, err);
+    b->json_file = NULL;
     cJSON_Delete(report);
     return status;
 }
 
 /* ---- Command line ---- */
 
-enum { OPT_CONTEXTS = 256, OPT_TOKENS, OPT_PROMPT, OPT_REPEATS, OPT_JSON, OPT_BACKEND, OPT_THREADS };
+enum { OPT_CONTEXTS = 256, OPT_TOKENS, OPT_PROMPT, OPT_REPEATS, OPT_JSON, OPT_BACKEND, OPT_NO_FUSE, OPT_THREADS };
 
 static const struct option LONG_OPTIONS[] = {
     { "contexts", required_argument, NULL, OPT_CONTEXTS }, { "tokens", required_argument, NULL, OPT_TOKENS },
     { "prompt", required_argument, NULL, OPT_PROMPT }, { "repeats", required_argument, NULL, OPT_REPEATS },
     { "json", required_argument, NULL, OPT_JSON }, { "backend", required_argument, NULL, OPT_BACKEND },
-    { "threads", required_argument, NULL, OPT_THREADS },
+    { "threads", required_argument, NULL, OPT_THREADS }, { "no-fuse", required_argument, NULL, OPT_NO_FUSE },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { 0 },
 };
 
@@ -336,19 +343,36 @@ static spk_status take_contexts(char *list, arguments *a, spk_error *err) {
     for (char *word = strtok_r(list, ",", &state); word != NULL; word = strtok_r(NULL, ",", &state)) {
         if (a->context_count == CONTEXTS_MAX)
             return spk_fail(err, SPK_E_USAGE, "--contexts: more than %d lengths", CONTEXTS_MAX);
-        SPK_TRY(spk_cli_u64("--contexts", word, 1, CONTEXT_TOKENS_MAX, &a->contexts[a->context_count++], err));
+        SPK_TRY(spk_cli_u64("--contexts", word, 1, SPK_CONTEXT_MAX, &a->contexts[a->context_count++], err));
     }
     return a->context_count > 0 ? SPK_OK : spk_fail(err, SPK_E_USAGE, "--contexts: expected lengths with commas");
+}
+
+static spk_status take_fusions(char *list, uint32_t *off, spk_error *err) {
+    static const struct { const char *name; uint32_t bit; } fusions[] = {
+        { "router", SPK_FUSE_ROUTER }, { "addnorm3", SPK_FUSE_ADDNORM3 }, { "shexp", SPK_FUSE_SHEXP },
+        { "gdn-conv", SPK_FUSE_GDN_CONV }, { "gdn-core", SPK_FUSE_GDN_CORE } };
+    char *state = NULL;
+    for (char *word = strtok_r(list, ",", &state); word != NULL; word = strtok_r(NULL, ",", &state)) {
+        uint32_t bit = 0;
+        for (size_t i = 0; i < sizeof fusions / sizeof *fusions; i++)
+            if (strcmp(word, fusions[i].name) == 0) bit = fusions[i].bit;
+        if (bit == 0)
+            return spk_fail(err, SPK_E_USAGE, "--no-fuse '%s': expected router, addnorm3, shexp, gdn-conv or gdn-core", word);
+        *off |= bit;
+    }
+    return SPK_OK;
 }
 
 static spk_status take_option(int option, arguments *a, spk_error *err) {
     switch (option) {
     case OPT_CONTEXTS: return take_contexts(optarg, a, err);
-    case OPT_TOKENS:   return spk_cli_u64("--tokens", optarg, 1, CONTEXT_TOKENS_MAX, &a->token_count, err);
-    case OPT_PROMPT:   return spk_cli_u64("--prompt", optarg, 1, CONTEXT_TOKENS_MAX, &a->prompt_count, err);
+    case OPT_TOKENS:   return spk_cli_u64("--tokens", optarg, 1, SPK_CONTEXT_MAX, &a->token_count, err);
+    case OPT_PROMPT:   return spk_cli_u64("--prompt", optarg, 1, SPK_CONTEXT_MAX, &a->prompt_count, err);
     case OPT_REPEATS:  return spk_cli_u64("--repeats", optarg, 1, REPEATS_MAX, &a->repeat_count, err);
+    case OPT_NO_FUSE:  return take_fusions(optarg, &a->fusions_off, err);
     case OPT_BACKEND:  return spk_tool_backend("--backend", optarg, &a->backend, err);
-    case OPT_THREADS:  return spk_cli_u64("--threads", optarg, 1, THREADS_MAX, &a->thread_count, err);
+    case OPT_THREADS:  return spk_cli_u64("--threads", optarg, 1, SPK_POOL_THREAD_MAX, &a->thread_count, err);
     default:           a->json_path = optarg; return SPK_OK;
     }
 }
@@ -356,14 +380,13 @@ static spk_status take_option(int option, arguments *a, spk_error *err) {
 /* Returns -1 to go on, else an exit status. */
 static int parse_arguments(int argc, char **argv, arguments *a) {
     spk_error err;
-    for (int option; (option = getopt_long(argc, argv, "hV", LONG_OPTIONS, NULL)) != -1;) {
+    for (int option; (option = spk_cli_option(argc, argv, ":hV", LONG_OPTIONS, &err)) != -1;) {
         if (option == 'h' || option == 'V') {
             if (option == 'h') fputs(HELP, stdout);
             else printf("%s %s\n", TOOL, SPK_VERSION_TEXT);
             return spk_cli_finish(TOOL, SPK_EXIT_DONE);
         }
-        if (option == '?') return spk_cli_usage(TOOL, "bad options");
-        if (take_option(option, a, &err) != SPK_OK) return spk_cli_usage(TOOL, "%s", err.text);
+        if (option == '?' || take_option(option, a, &err) != SPK_OK) return spk_cli_usage(TOOL, "%s", err.text);
     }
     int model_count = argc - optind;
     if (model_count < 1 || model_count > MODELS_MAX)
@@ -380,16 +403,17 @@ static spk_status bench_models(bench *b, spk_error *err) {
         uint64_t end = a->contexts[c] + a->repeat_count * a->token_count;
         if (end > b->capacity) b->capacity = end;
     }
-    if (b->capacity > CONTEXT_TOKENS_MAX)
-        return spk_fail(err, SPK_E_LIMIT, "a context of %" PRIu64 " tokens is needed; at most %d", b->capacity,
-                        CONTEXT_TOKENS_MAX);
-    SPK_TRY(spk_tool_json_check(a->json_path, a->paths, a->model_count, err));
+    if (b->capacity > SPK_CONTEXT_MAX)
+        return spk_fail(err, SPK_E_USAGE, "--contexts, --repeats and --tokens need a context of %" PRIu64
+                        " tokens, at most %d", b->capacity, (int)SPK_CONTEXT_MAX);
+    if (a->json_path != NULL)
+        SPK_TRY(spk_tool_output_begin("--json", a->json_path, a->paths, MODELS_MAX, 0, &b->json_file, err));
     describe_machine(b);
     SPK_TRY(measure_ceiling(b, err));
     for (uint32_t m = 0; m < a->model_count; m++) SPK_TRY(start_subject(b, m, &b->subjects[m], err));
     SPK_TRY(measure(b, err));
     print_report(b);
-    return a->json_path ? write_json(b, err) : SPK_OK;
+    return b->json_file != NULL ? write_json(b, err) : SPK_OK;
 }
 
 int main(int argc, char **argv) {
@@ -400,7 +424,9 @@ int main(int argc, char **argv) {
     int exit_status = parse_arguments(argc, argv, &a);
     if (exit_status >= 0) return exit_status;
     b.arguments = &a;
+    spk_tool_signals();
     exit_status = bench_models(&b, &err) == SPK_OK ? SPK_EXIT_DONE : spk_cli_fail(TOOL, &err);
+    spk_outfile_abort(b.json_file);
     for (uint32_t m = 0; m < a.model_count; m++) {
         free(b.subjects[m].logits);
         free(b.subjects[m].tokens);

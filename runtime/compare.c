@@ -369,9 +369,10 @@ spk_status spk_compare_summarize(const spk_compare *compare, uint32_t candidate,
 }
 
 double spk_compare_kl_upper(const spk_compare_summary *summary) {
-    return summary->kl_mean + SPK_COMPARE_BOUND_SIGMAS * summary->kl_se;
+    return summary->kl_mean + SPK_COMPARE_BOUND_SIGMAS * fmax(summary->kl_se, summary->kl_window_se);
 }
 
 double spk_compare_top1_lower(const spk_compare_summary *summary) {
-    return summary->top1 - SPK_COMPARE_BOUND_SIGMAS * summary->top1_se;
+    const double z = SPK_COMPARE_BOUND_SIGMAS, n = (double)summary->positions, p = summary->top1;
+    return (p + z * z / (2 * n) - z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))) / (1 + z * z / n);
 }

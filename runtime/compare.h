@@ -5,7 +5,7 @@
  * Every statistic covers the full vocabulary.  KL is KL(base || candidate) in nats; a newcomer's trap is the reverse.
  * Standard errors are those of the mean of independent positions, as the field reports them.  Neighbouring positions
  * of a text are correlated, so they are optimistic; kl_window_se, which takes each window as one draw, is the second
- * opinion.
+ * opinion, and itself rough where windows are few.
  */
 #ifndef SPK_COMPARE_H
 #define SPK_COMPARE_H
@@ -70,8 +70,11 @@ void   spk_sort_doubles(double *values, uint64_t count);              /* ascendi
 /* Of sorted values (count >= 1), share 0 .. 1, interpolated between order statistics: 0.5 is the median. */
 double spk_percentile(const double *sorted, uint64_t count, double share);
 
-/* What gates compare with a limit: the bounds that a fortunate sample cannot move. */
-double spk_compare_kl_upper(const spk_compare_summary *summary);      /* kl_mean + SPK_COMPARE_BOUND_SIGMAS kl_se */
-double spk_compare_top1_lower(const spk_compare_summary *summary);    /* top1 - SPK_COMPARE_BOUND_SIGMAS top1_se */
+/* What gates compare with a limit: one-sided bounds of about 95 %, so that a short text needs a wider margin.
+ * Upper: kl_mean + SPK_COMPARE_BOUND_SIGMAS standard errors, the larger of kl_se and kl_window_se.
+ * Lower: Wilson's score bound of top1, positions taken as independent.  It is below 1 even where every position agrees,
+ * since the next one may not: n / (n + SPK_COMPARE_BOUND_SIGMAS^2) of n. */
+double spk_compare_kl_upper(const spk_compare_summary *summary);
+double spk_compare_top1_lower(const spk_compare_summary *summary);
 
 #endif

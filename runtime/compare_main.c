@@ -3,7 +3,6 @@
  * Runs every model over the same windows in lock step and scores every position; the statistics are compare.h's.
  * Weights are always the bytes of the files given: nothing here changes a model.  Holds one batch of logits a model.
  */
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,13 +10,15 @@
 #include <unistd.h>
 
 #include "formats/cli.h"
+#include "formats/model.h"
+#include "formats/pool.h"
 #include "formats/version.h"
 #include "runtime/compare.h"
 #include "runtime/runtime.h"
 #include "runtime/tool.h"
 
 static const char TOOL[] = "spk-compare";
-enum { MODELS_MAX = SPK_COMPARE_MODEL_COUNT_MAX, BATCH = 32 };
+enum { MODELS_MAX = SPK_COMPARE_MODEL_COUNT_MAX, BATCH = 32, CTX_DEFAULT = 512 };
 
 static const char HELP[] =
     "usage: spk-compare (--text FILE | --tokens FILE) [options] BASE CANDIDATE [CANDIDATE]...\n"
@@ -25,14 +26,16 @@ static const char HELP[] =
     "Compare the predictions of models (.spk or .gguf) with those of BASE, at every position of a text and over the\n"
     "full vocabulary: KL divergence, same top-1, probability of the true token, perplexity.\n"
     "\n"
-    "  --text FILE      text, tokenized with BASE's tokenizer\n"
-    "  --tokens FILE    token ids in decimal, separated by spaces, commas or lines\n"
-    "  --ctx N          tokens of a window; each begins from an empty state          [512]\n"
+    "  --text FILE      text, tokenized with BASE's tokenizer, which all models must share\n"
+    "  --tokens FILE    token ids in decimal, separated by spaces, commas or lines; no tokenizer is looked at\n"
+    "  --ctx N          tokens of a window; each begins from an empty state          [512, or the trained context]\n"
     "  --max-tokens N   use the first N tokens of the text                           [all]\n"
-    "  --max-kl X       exit 1 if a candidate's mean KL + 1.645 standard errors is above X\n"
-    "  --min-top1 X     exit 1 if its same-top-1 share - 1.645 standard errors is below X (0 to 1)\n"
+    "  --max-kl X       exit 1 if a candidate's mean KL + 1.645 standard errors (the larger of the two that are\n"
+    "                   printed) is above X\n"
+    "  --min-top1 X     exit 1 if the lower bound of its same-top-1 share (Wilson's, one-sided 95 %) is below X\n"
+    "                   (0 to 1); 1 asks for the same token at every position\n"
     "  --json FILE      also write the figures as JSON\n"
-    "  --backend NAME   auto, cpu or ref                                             [auto]\n"
+    "  --backend NAME   auto, cpu, ref or cuda                                       [auto]\n"
     "  --threads N      never changes a result                                       [all CPUs]\n"
     "  -h, --help       this text\n"
     "  -V, --version    version\n"
@@ -42,7 +45,7 @@ static const char HELP[] =
 
 typedef struct {
     const char *text_path, *tokens_path, *json_path;
-    uint64_t    ctx, max_tokens, thread_count;
+    uint64_t    ctx, max_tokens, thread_count;   /* ctx 0: not given */
     spk_backend backend;
     bool        has_max_kl, has_min_top1;
     double      max_kl, min_top1;
@@ -52,6 +55,8 @@ typedef struct {
 
 typedef struct {
     const arguments *arguments;
+    uint64_t       ctx;                  /* tokens of a window, as resolved */
+    spk_outfile   *json_file;            /* NULL if none was asked for, or it is done */
     spk_model     *models[MODELS_MAX];
     spk_session   *sessions[MODELS_MAX];
     float         *logits[MODELS_MAX];   /* [BATCH][vocab] */
@@ -79,23 +84,27 @@ static spk_status open_models(comparison *c, spk_error *err) {
         if (vocab_size != c->vocab_size)
             return spk_fail(err, SPK_E_MISMATCH, "%s: vocabulary of %" PRIu32 " tokens, but %s has %" PRIu32,
                             a->paths[m], vocab_size, a->paths[0], c->vocab_size);
-        if (a->ctx > spk_model_context_length(c->models[m]))
+        uint32_t trained = spk_model_context_length(c->models[m]);
+        if (a->ctx > trained)
             return spk_fail(err, SPK_E_USAGE, "--ctx %" PRIu64 ": %s was trained on %" PRIu32 " tokens", a->ctx,
-                            a->paths[m], spk_model_context_length(c->models[m]));
+                            a->paths[m], trained);
+        if (a->ctx == 0 && trained < c->ctx) c->ctx = trained;
+        if (m > 0 && a->text_path != NULL) SPK_TRY(spk_tool_same_tokenizer(c->models[0], c->models[m], err));
+        SPK_TRY(spk_tool_output_check("--json", a->json_path, c->models[m], err));
     }
     return SPK_OK;
 }
 
 static spk_status make_sessions(comparison *c, spk_error *err) {
     for (uint32_t m = 0; m < c->arguments->model_count; m++) {
-        spk_session_options options = { .context_tokens = (uint32_t)c->arguments->ctx, .batch_tokens = BATCH };
+        spk_session_options options = { .context_tokens = (uint32_t)c->ctx, .batch_tokens = BATCH };
         SPK_TRY(spk_session_create(c->models[m], &options, &c->sessions[m], err));
         c->logits[m] = malloc(sizeof(float) * BATCH * c->vocab_size);
         if (c->logits[m] == NULL)
             return spk_fail(err, SPK_E_MEMORY, "logits of %s: out of memory", c->arguments->paths[m]);
     }
     spk_compare_options options = { .vocab_size = c->vocab_size, .model_count = c->arguments->model_count,
-                                    .names = c->arguments->paths, .window_positions = (uint32_t)c->arguments->ctx };
+                                    .names = c->arguments->paths, .window_positions = (uint32_t)c->ctx };
     SPK_TRY(spk_pool_create((uint32_t)c->arguments->thread_count, &c->pool, err));
     return spk_compare_create(&options, &c->compare, err);
 }
@@ -127,11 +136,10 @@ static spk_status read_tokens(comparison *c, spk_error *err) {
 /* ---- Scoring ---- */
 
 /* The last token of the text has no successor and is not evaluated. */
-static spk_status score(comparison *c, spk_error *err) {
-    const uint64_t positions = c->token_count - 1, ctx = c->arguments->ctx;
-    bool terminal = isatty(STDERR_FILENO) == 1;
+static spk_status score_positions(comparison *c, bool is_terminal, spk_error *err) {
+    const uint64_t positions = c->token_count - 1;
     for (uint64_t done = 0; done < positions;) {
-        uint64_t in_window = done % ctx, count = ctx - in_window;
+        uint64_t in_window = done % c->ctx, count = c->ctx - in_window;
         if (count > BATCH) count = BATCH;
         if (count > positions - done) count = positions - done;
         for (uint32_t m = 0; m < c->arguments->model_count; m++) {
@@ -142,9 +150,16 @@ static spk_status score(comparison *c, spk_error *err) {
         SPK_TRY(spk_compare_add(c->compare, (const float *const *)c->logits, c->tokens + done + 1, (uint32_t)count,
                                 c->pool, err));
         done += count;
-        if (terminal) fprintf(stderr, "\r\033[Kscored %" PRIu64 " of %" PRIu64 " positions", done, positions);
+        if (is_terminal) fprintf(stderr, "\r\033[Kscored %" PRIu64 " of %" PRIu64 " positions", done, positions);
     }
-    if (terminal) fprintf(stderr, "\r\033[K");
+    return SPK_OK;
+}
+
+static spk_status score(comparison *c, spk_error *err) {
+    bool is_terminal = isatty(STDERR_FILENO) == 1;
+    spk_status status = score_positions(c, is_terminal, err);
+    if (is_terminal) fprintf(stderr, "\r\033[K");       /* an error, too, begins a line */
+    if (status != SPK_OK) return status;
     for (uint32_t i = 0; i + 1 < c->arguments->model_count; i++)
         SPK_TRY(spk_compare_summarize(c->compare, i, &c->summaries[i], err));
     return SPK_OK;
@@ -175,14 +190,14 @@ static void print_report(const comparison *c) {
            spk_model_backend_name(c->models[0]));
     printf("text    %s: %" PRIu64 " tokens; %" PRIu64 " positions scored in %" PRIu64 " windows of %" PRIu64 "\n",
            a->text_path ? a->text_path : a->tokens_path, c->token_count, c->summaries[0].positions,
-           c->summaries[0].window_count, a->ctx);
+           c->summaries[0].window_count, c->ctx);
     for (uint32_t i = 0; i + 1 < a->model_count; i++) print_candidate(c, i);
     printf("\nKL is KL(base || candidate) in nats; +- is one standard error, positions taken as independent.\n");
 }
 
 static cJSON *model_json(const comparison *c, uint32_t m) {
     cJSON *object = cJSON_CreateObject();
-    cJSON_AddStringToObject(object, "path", c->arguments->paths[m]);
+    cJSON_AddItemToObject(object, "path", spk_cli_json_string(c->arguments->paths[m]));
     cJSON_AddStringToObject(object, "model", spk_model_fingerprint_text(c->models[m]));
     cJSON_AddStringToObject(object, "backend", spk_model_backend_name(c->models[m]));
     spk_tool_json_number(object, "bytes_per_token", (double)spk_model_bytes_per_token(c->models[m]));
@@ -195,7 +210,8 @@ static cJSON *candidate_json(const comparison *c, uint32_t index) {
         { "positions", (double)s->positions }, { "top1", s->top1 }, { "top1_se", s->top1_se },
         { "kl_mean", s->kl_mean }, { "kl_se", s->kl_se }, { "windows", (double)s->window_count },
         { "kl_median", s->kl_median }, { "kl_p90", s->kl_p90 }, { "kl_p95", s->kl_p95 }, { "kl_p99", s->kl_p99 },
-        { "kl_p999", s->kl_p999 }, { "kl_max", s->kl_max },
+        { "kl_p999", s->kl_p999 }, { "kl_max", s->kl_max }, { "kl_upper", spk_compare_kl_upper(s) },
+        { "top1_lower", spk_compare_top1_lower(s) },
         { "mean_dp", s->dp_mean }, { "rms_dp", s->dp_rms }, { "ppl_base", s->ppl_base },
         { "ppl_candidate", s->ppl_candidate }, { "ln_ppl_ratio", s->ln_ppl_ratio },
         { "ln_ppl_ratio_se", s->ln_ppl_ratio_se }, { "kl_diff_to_first", s->kl_diff_to_first },
@@ -208,17 +224,18 @@ static cJSON *candidate_json(const comparison *c, uint32_t index) {
     return object;
 }
 
-static spk_status write_json(const comparison *c, spk_error *err) {
+static spk_status write_json(comparison *c, spk_error *err) {
     const arguments *a = c->arguments;
     cJSON *report = cJSON_CreateObject();
     cJSON_AddStringToObject(report, "tool", "spk-compare " SPK_VERSION_TEXT);
-    cJSON_AddStringToObject(report, "text", a->text_path ? a->text_path : a->tokens_path);
+    cJSON_AddItemToObject(report, "text", spk_cli_json_string(a->text_path ? a->text_path : a->tokens_path));
     spk_tool_json_number(report, "tokens", (double)c->token_count);
-    spk_tool_json_number(report, "ctx", (double)a->ctx);
+    spk_tool_json_number(report, "ctx", (double)c->ctx);
     cJSON_AddItemToObject(report, "base", model_json(c, 0));
     cJSON *candidates = cJSON_AddArrayToObject(report, "candidates");
     for (uint32_t i = 0; i + 1 < a->model_count; i++) cJSON_AddItemToArray(candidates, candidate_json(c, i));
-    spk_status status = spk_tool_json_write(a->json_path, report, err);
+    spk_status status = spk_tool_json_commit(c->json_file, report, err);
+    c->json_file = NULL;
     cJSON_Delete(report);
     return status;
 }
@@ -228,10 +245,13 @@ static bool gates_hold(const comparison *c) {
     const arguments *a = c->arguments;
     bool all_hold = true;
     for (uint32_t i = 0; i + 1 < a->model_count; i++) {
-        double kl = spk_compare_kl_upper(&c->summaries[i]), top1 = spk_compare_top1_lower(&c->summaries[i]);
+        const spk_compare_summary *s = &c->summaries[i];
+        bool is_exact = a->min_top1 >= 1;                /* no bound reaches 1: every position, then */
+        double kl = spk_compare_kl_upper(s), top1 = is_exact ? s->top1 : spk_compare_top1_lower(s);
         const struct { const char *name, *what; bool is_set; double limit, bound, excess; } gates[] = {
             { "--max-kl", "mean KL + 1.645 s.e. =", a->has_max_kl, a->max_kl, kl, kl - a->max_kl },
-            { "--min-top1", "same top-1 - 1.645 s.e. =", a->has_min_top1, a->min_top1, top1, a->min_top1 - top1 },
+            { "--min-top1", is_exact ? "same top-1 =" : "same top-1, lower bound =", a->has_min_top1, a->min_top1,
+              top1, a->min_top1 - top1 },
         };
         for (size_t g = 0; g < 2; g++) {
             if (!gates[g].is_set) continue;
@@ -264,12 +284,12 @@ static spk_status take_option(int option, arguments *a, spk_error *err) {
     switch (option) {
     case OPT_TEXT:       a->text_path = optarg; return SPK_OK;
     case OPT_TOKENS:     a->tokens_path = optarg; return SPK_OK;
-    case OPT_CTX:        return spk_cli_u64("--ctx", optarg, 1, 1 << 24, &a->ctx, err);
+    case OPT_CTX:        return spk_cli_u64("--ctx", optarg, 1, SPK_CONTEXT_MAX, &a->ctx, err);
     case OPT_MAX_TOKENS: return spk_cli_u64("--max-tokens", optarg, 3, UINT64_MAX, &a->max_tokens, err);
     case OPT_MAX_KL:     a->has_max_kl = true; return spk_cli_double("--max-kl", optarg, 0, 1e6, &a->max_kl, err);
     case OPT_MIN_TOP1:   a->has_min_top1 = true; return spk_cli_double("--min-top1", optarg, 0, 1, &a->min_top1, err);
     case OPT_BACKEND:    return spk_tool_backend("--backend", optarg, &a->backend, err);
-    case OPT_THREADS:    return spk_cli_u64("--threads", optarg, 1, 4096, &a->thread_count, err);
+    case OPT_THREADS:    return spk_cli_u64("--threads", optarg, 1, SPK_POOL_THREAD_MAX, &a->thread_count, err);
     default:             a->json_path = optarg; return SPK_OK;
     }
 }
@@ -277,14 +297,13 @@ static spk_status take_option(int option, arguments *a, spk_error *err) {
 /* Returns -1 to go on, else an exit status. */
 static int parse_arguments(int argc, char **argv, arguments *a) {
     spk_error err;
-    for (int option; (option = getopt_long(argc, argv, "hV", LONG_OPTIONS, NULL)) != -1;) {
+    for (int option; (option = spk_cli_option(argc, argv, ":hV", LONG_OPTIONS, &err)) != -1;) {
         if (option == 'h' || option == 'V') {
             if (option == 'h') fputs(HELP, stdout);
             else printf("%s %s\n", TOOL, SPK_VERSION_TEXT);
             return spk_cli_finish(TOOL, SPK_EXIT_DONE);
         }
-        if (option == '?') return spk_cli_usage(TOOL, "bad options");
-        if (take_option(option, a, &err) != SPK_OK) return spk_cli_usage(TOOL, "%s", err.text);
+        if (option == '?' || take_option(option, a, &err) != SPK_OK) return spk_cli_usage(TOOL, "%s", err.text);
     }
     int model_count = argc - optind;
     if (model_count < 2 || model_count > MODELS_MAX)
@@ -298,24 +317,37 @@ static int parse_arguments(int argc, char **argv, arguments *a) {
 
 static spk_status compare_models(comparison *c, spk_error *err) {
     const arguments *a = c->arguments;
-    SPK_TRY(spk_tool_json_check(a->json_path, a->paths, a->model_count, err));
+    if (a->json_path != NULL) {
+        const char *inputs[MODELS_MAX + 2] = { a->text_path, a->tokens_path };
+        memcpy(inputs + 2, a->paths, sizeof a->paths);
+        SPK_TRY(spk_tool_output_begin("--json", a->json_path, inputs, MODELS_MAX + 2, 0, &c->json_file, err));
+    }
     SPK_TRY(open_models(c, err));
     SPK_TRY(read_tokens(c, err));
     SPK_TRY(make_sessions(c, err));
-    SPK_TRY(score(c, err));
+    return score(c, err);
+}
+
+/* The gates are printed whatever becomes of the JSON. */
+static int report(comparison *c) {
+    spk_error err;
     print_report(c);
-    return a->json_path ? write_json(c, err) : SPK_OK;
+    int exit_status = gates_hold(c) ? SPK_EXIT_DONE : SPK_EXIT_FAILED;
+    if (c->json_file == NULL || write_json(c, &err) == SPK_OK) return exit_status;
+    return spk_cli_fail(TOOL, &err);
 }
 
 int main(int argc, char **argv) {
-    arguments a = { .ctx = 512, .max_tokens = UINT64_MAX };
+    arguments a = { .max_tokens = UINT64_MAX };
     comparison c = { .arguments = &a };
     spk_error err = { 0 };
     int exit_status = parse_arguments(argc, argv, &a);
     if (exit_status >= 0) return exit_status;
-    if (compare_models(&c, &err) != SPK_OK) exit_status = spk_cli_fail(TOOL, &err);
-    else exit_status = gates_hold(&c) ? SPK_EXIT_DONE : SPK_EXIT_FAILED;
+    c.ctx = a.ctx > 0 ? a.ctx : CTX_DEFAULT;
+    spk_tool_signals();
+    exit_status = compare_models(&c, &err) == SPK_OK ? report(&c) : spk_cli_fail(TOOL, &err);
 
+    spk_outfile_abort(c.json_file);
     spk_compare_destroy(c.compare);
     spk_pool_destroy(c.pool);
     free(c.tokens);

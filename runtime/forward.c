@@ -119,22 +119,23 @@ static spk_matmul_job project_in(spk_session *session, spk_matrix w, uint32_t sl
 }
 
 typedef struct {
-    spk_session *session;
-    uint32_t     token_count;
+    spk_session    *session;
+    spk_activation *mixed;
+    uint32_t        token_count;
 } mixed_pass;
 
 static void quantize_mixed(void *context, uint64_t begin, uint64_t end, uint32_t thread_index) {
     (void)thread_index;
     const mixed_pass *pass = context;
-    for (uint64_t t = begin; t < end; t++) spk_quantize_with_rest(pass->session, pass->session->s.mixed, pass->token_count, t);
+    for (uint64_t t = begin; t < end; t++) spk_quantize_with_rest(pass->session, pass->mixed, pass->token_count, t);
 }
 
 /* s.delta = W mixed, for the mixer's output projection. */
-static void project_out(spk_session *session, spk_matrix w, uint32_t n) {
-    mixed_pass pass = { session, n };
+static void project_out(spk_session *session, spk_matrix w, spk_activation *mixed, uint32_t n) {
+    mixed_pass pass = { session, mixed, n };
     spk_pool_run(session->pool, n, 1, quantize_mixed, &pass);
     float *const *y = spk_output_rows(session, 0, session->s.delta, session->s.rest, session->model->config.hidden_size, n);
-    spk_matmul_job job = spk_job(w, session->s.mixed, y, n, spk_wants_rest(session, &w));
+    spk_matmul_job job = spk_job(w, mixed, y, n, spk_wants_rest(session, &w));
     spk_run_jobs(session, &job, 1);
 }
 
@@ -191,7 +192,7 @@ static void gdn_delta_heads(void *context, uint64_t begin, uint64_t end, uint32_
             gdn_gates(pass->layer, z + value_dim, z + value_dim + c->gdn_v_head_count, j, &decay, &write);
             session->model->kernels->gdn_head(&shape, state, y + k_head * c->gdn_k_dim, y + key_dim + k_head * c->gdn_k_dim,
                                               y + 2 * key_dim + j * c->gdn_v_dim, decay, write, pass->layer->gdn_norm,
-                                              z + j * c->gdn_v_dim, session->s.mixed[t].f32 + j * c->gdn_v_dim);
+                                              z + j * c->gdn_v_dim, session->s.gdn_mixed[t].f32 + j * c->gdn_v_dim);
         }
     }
 }
@@ -212,7 +213,7 @@ static void forward_gdn(layer_pass *pass) {
     spk_run_jobs(session, jobs, 4);
     spk_pool_run(session->pool, 2 * (uint64_t)c->gdn_k_head_count + c->gdn_v_head_count, 1, gdn_conv_heads, pass);
     spk_pool_run(session->pool, c->gdn_v_head_count, 1, gdn_delta_heads, pass);
-    project_out(session, layer->gdn_out, n);
+    project_out(session, layer->gdn_out, session->s.gdn_mixed, n);
 }
 
 /* ---- Attention ---- */
@@ -255,7 +256,7 @@ static void attend_heads(void *context, uint64_t begin, uint64_t end, uint32_t t
     for (uint64_t item = begin; item < end; item++) {
         uint64_t t = item / c->head_count, head = item % c->head_count;
         const float *q = session->s.project + t * session->project_width + head * q_stride(c);
-        float *out = session->s.mixed[t].f32 + head * c->head_dim;
+        float *out = session->s.attention_mixed[t].f32 + head * c->head_dim;
         session->model->kernels->attend(&pass->state->cache, (uint32_t)head, session->position + t, q, scores, out);
         if (c->has_attention_gate) session->model->kernels->sigmoid_gate(out, q + c->head_dim, c->head_dim);
     }
@@ -275,7 +276,7 @@ static void forward_attention(layer_pass *pass) {
     spk_run_jobs(session, jobs, 3);
     spk_pool_run(session->pool, (uint64_t)c->head_count + c->kv_head_count, 1, attention_heads, pass);
     spk_pool_run(session->pool, (uint64_t)n * c->head_count, 1, attend_heads, pass);
-    project_out(session, layer->attn_out, n);
+    project_out(session, layer->attn_out, session->s.attention_mixed, n);
 }
 
 /* ---- The whole step ---- */

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "formats/dequant.h"
@@ -22,7 +23,7 @@ static spk_status out_of_memory(const char *path, spk_error *err) {
 
 /* ---- Binding tensors to roles ---- */
 
-static bool role_is_vector(spk_role role) {
+bool spk_role_is_vector(spk_role role) {
     switch (role) {
     case SPK_ROLE_ATTN_NORM: case SPK_ROLE_FFN_NORM: case SPK_ROLE_OUTPUT_NORM: case SPK_ROLE_ATTN_Q_NORM:
     case SPK_ROLE_ATTN_K_NORM: case SPK_ROLE_GDN_CONV: case SPK_ROLE_GDN_A: case SPK_ROLE_GDN_DT: case SPK_ROLE_GDN_NORM:
@@ -82,8 +83,9 @@ static spk_status bind(spk_model *m, spk_error *err) {
     uint32_t layer;
     uint64_t float_count = 0;
     for (uint64_t i = 0; i < m->tensor_count; i++)
-        if (role_is_vector(spk_model_role(&m->config, m->tensors[i].name, &layer)))
+        if (spk_role_is_vector(spk_model_role(&m->config, m->tensors[i].name, &layer)))
             float_count += m->tensors[i].dims[0] * m->tensors[i].dims[1];
+    m->vector_count = float_count;
     m->vectors = malloc((float_count + 1) * sizeof *m->vectors);
     m->layers = calloc(m->config.layer_count, sizeof *m->layers);
     if (m->vectors == NULL || m->layers == NULL) return out_of_memory(m->path, err);
@@ -94,7 +96,7 @@ static spk_status bind(spk_model *m, spk_error *err) {
         if (role == SPK_ROLE_EXTRA) continue;
         spk_matrix w = spk_tensor_matrix(t, m->sections[t->section - 1], 0);
         spk_expert_matrix *expert = expert_slot(&m->layers[layer], role);
-        if (role_is_vector(role)) {
+        if (spk_role_is_vector(role)) {
             *vector_slot(m, &m->layers[layer], role) = next;
             for (uint64_t r = 0; r < w.row_count; r++, next += w.col_count) spk_layout_dequantize_row(&w, r, next);
         } else if (expert != NULL) {
@@ -157,6 +159,7 @@ static spk_status lay_out(spk_model *m, const spk_model_options *options, spk_po
     uint8_t *at = m->native;
     for (int s = 0; s < SPK_PLACE_COUNT; s++) {
         m->sections[s] = fill.sections[s] = at;
+        m->section_bytes[s] = section_bytes[s];
         at += section_bytes[s];
     }
     spk_pool_run(pool, run_count, 1, fill_runs, &fill);
@@ -188,7 +191,7 @@ static spk_status open_pack(spk_model *m, spk_error *err) {
     m->tensor_count = spk_pack_tensor_count(m->pack);
     SPK_TRY(spk_model_config_check(&m->config, m->tensors, m->tensor_count, m->path, err));
     for (uint32_t place = 1; place <= SPK_PLACE_COUNT; place++)
-        m->sections[place - 1] = spk_pack_section(m->pack, place, &(uint64_t){ 0 });
+        m->sections[place - 1] = spk_pack_section(m->pack, place, &m->section_bytes[place - 1]);
     return SPK_OK;
 }
 
@@ -204,14 +207,26 @@ static spk_status choose_kernels(spk_model *m, spk_backend backend, spk_error *e
 
 static spk_status starts_like_gguf(const char *path, bool *out, spk_error *err) {
     char magic[4] = { 0 };
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);   /* a FIFO must not block */
     if (fd < 0) return spk_fail(err, SPK_E_IO, "%s: %s", path, strerror(errno));
+    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+        (void)close(fd);
+        return spk_fail(err, SPK_E_MAGIC, "%s: not a regular file, expected a .spk pack or a .gguf model", path);
+    }
     ssize_t got = read(fd, magic, sizeof magic);
     int read_errno = errno;
     (void)close(fd);
     if (got < 0) return spk_fail(err, SPK_E_IO, "%s: %s", path, strerror(read_errno));
     *out = got == 4 && memcmp(magic, "GGUF", 4) == 0;
     return SPK_OK;
+}
+
+/* The GPU where it is asked for, or where nothing is asked for and there is one that takes the model. */
+static spk_status open_gpu(spk_model *m, const spk_model_options *options, spk_error *err) {
+    if (options->backend != SPK_BACKEND_CUDA && options->backend != SPK_BACKEND_AUTO) return SPK_OK;
+    spk_status status = spk_gpu_model_create(m, options, &m->gpu, err);
+    return options->backend == SPK_BACKEND_AUTO && status == SPK_E_UNSUPPORTED ? SPK_OK : status;
 }
 
 spk_status spk_model_open(const char *path, const spk_model_options *options, spk_model **out, spk_error *err) {
@@ -224,6 +239,7 @@ spk_status spk_model_open(const char *path, const spk_model_options *options, sp
     spk_status status = m->path == NULL ? out_of_memory(path, err) : choose_kernels(m, options->backend, err);
     if (status == SPK_OK) status = is_gguf ? open_gguf(m, options, err) : open_pack(m, err);
     if (status == SPK_OK) status = bind(m, err);
+    if (status == SPK_OK) status = open_gpu(m, options, err);
     if (status != SPK_OK) {
         spk_model_close(m);
         return status;
@@ -235,6 +251,7 @@ spk_status spk_model_open(const char *path, const spk_model_options *options, sp
 
 void spk_model_close(spk_model *m) {
     if (m == NULL) return;
+    spk_gpu_model_destroy(m->gpu);
     if (m->native != NULL) (void)munmap(m->native, m->native_bytes);
     free(m->native_tensors);
     spk_gguf_close(m->gguf);
@@ -255,7 +272,7 @@ uint32_t    spk_model_vocab_size(const spk_model *m) { return m->config.vocab_si
 uint32_t    spk_model_context_length(const spk_model *m) { return m->config.context_length; }
 const char *spk_model_arch(const spk_model *m) { return spk_arch_name(m->config.arch); }
 const char *spk_model_fingerprint_text(const spk_model *m) { return m->fingerprint; }
-const char *spk_model_backend_name(const spk_model *m) { return m->kernels->name; }
+const char *spk_model_backend_name(const spk_model *m) { return m->gpu != NULL ? "cuda" : m->kernels->name; }
 bool        spk_model_is_pack(const spk_model *m) { return m->pack != NULL; }
 const spk_kv_set *spk_model_kvs(const spk_model *m) { return m->kvs; }
 const char *spk_model_path(const spk_model *m) { return m->path; }

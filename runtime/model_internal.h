@@ -7,6 +7,7 @@
 #include "formats/pool.h"
 #include "formats/spk.h"
 #include "kernels/kernels.h"
+#include "runtime/gpu.h"
 #include "runtime/runtime.h"
 
 /* The matrices of one expert layer: expert e is `first` moved by e * stride_bytes. */
@@ -39,17 +40,22 @@ struct spk_model {
     const spk_tensor    *tensors;
     uint64_t             tensor_count;
     const uint8_t       *sections[SPK_PLACE_COUNT];
+    uint64_t             section_bytes[SPK_PLACE_COUNT];
     spk_model_config     config;
     const spk_kv_set    *kvs;
     const spk_kernels   *kernels;
     uint32_t             thread_count;  /* of its sessions */
     char                 fingerprint[SPK_FINGERPRINT_SIZE];
     float               *vectors;       /* all small vectors as floats; layers point into it */
+    uint64_t             vector_count;  /* floats in it */
+    spk_gpu_model       *gpu;           /* NULL on a CPU backend */
     spk_layer           *layers;
     spk_matrix           embedding, output;
     const float         *output_norm;
 };
 
+/* Roles that the runtime keeps as float vectors instead of matrices. */
+bool              spk_role_is_vector(spk_role role);
 const spk_kv_set *spk_model_kvs(const spk_model *model);
 const char       *spk_model_path(const spk_model *model);
 

@@ -1,13 +1,13 @@
 /* runtime/run_main.c - spk-run: tokenize, decode, or write the logits of a teacher-forced pass. */
-#include <getopt.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cjson/cJSON.h>
-
 #include "formats/cli.h"
+#include "formats/model.h"
+#include "formats/pool.h"
 #include "formats/version.h"
 #include "runtime/runtime.h"
 #include "runtime/tool.h"
@@ -28,15 +28,17 @@ static const char HELP[] =
     "  --temp X            temperature; 0 takes the most likely token              [0]\n"
     "  --top-k N --top-p X --min-p X   limits on the candidates, with --temp  [0 1 0: off]\n"
     "  --seed N            of the sampling                                         [0]\n"
-    "  --backend NAME      auto, cpu (AVX2) or ref (plain F32)                  [auto]\n"
+    "  --backend NAME      auto, cpu, ref (plain F32) or cuda                   [auto]\n"
     "  --threads N         never changes a result                           [all CPUs]\n"
     "  --verify            check all checksums of the pack first\n"
     "  --tokenize          print the prompt's token ids on one line and stop\n"
-    "  --logits OUT.f32    write float32 [tokens][vocab] of the prompt and stop\n"
+    "  --logits OUT.f32    write float32 [tokens][vocab] of the prompt and stop; the file appears whole or not at all\n"
     "  --json              one JSON object on stdout instead of text\n"
     "  -h, --help          this text        -V, --version   version\n"
     "\n"
-    "Text goes to stdout as it comes; rates go to stderr.  exit status: 0 done, 1 failed, 2 usage\n";
+    "Text goes to stdout as it comes; rates go to stderr, and a warning where prompt and generation may be longer\n"
+    "than what the model was trained on.\n"
+    "exit status: 0 done; 1 failed, a logit that is no finite number included; 2 wrong usage\n";
 
 typedef struct {
     const char         *model_path, *prompt, *prompt_path, *tokens_path, *logits_path;
@@ -61,16 +63,18 @@ typedef struct {
 
 /* ---- Options ---- */
 
-static spk_status parse_float(const char *option, const char *text, double low, double high, float *out, spk_error *err) {
+static spk_status parse_float(const char *option, const char *text, double low, double high, float *out,
+                              spk_error *err) {
     double value = 0;
     SPK_TRY(spk_cli_double(option, text, low, high, &value, err));
     *out = (float)value;
     return SPK_OK;
 }
 
-static spk_status parse_u32(const char *option, const char *text, uint64_t low, uint32_t *out, spk_error *err) {
+static spk_status parse_u32(const char *option, const char *text, uint64_t low, uint64_t high, uint32_t *out,
+                            spk_error *err) {
     uint64_t value = 0;
-    SPK_TRY(spk_cli_u64(option, text, low, UINT32_MAX, &value, err));
+    SPK_TRY(spk_cli_u64(option, text, low, high, &value, err));
     *out = (uint32_t)value;
     return SPK_OK;
 }
@@ -96,15 +100,15 @@ static spk_status take_option(int option, run_options *o, spk_error *err) {
     case OPT_PROMPT_FILE: o->prompt_path = optarg; return SPK_OK;
     case OPT_TOKENS:      o->tokens_path = optarg; return SPK_OK;
     case OPT_CHAT:        o->is_chat = true; return SPK_OK;
-    case 'n':             return spk_cli_u64("-n", optarg, 0, UINT32_MAX, &o->generate_count, err);
-    case OPT_CONTEXT:     return spk_cli_u64("--context", optarg, 1, UINT32_MAX, &o->context_tokens, err);
+    case 'n':             return spk_cli_u64("-n", optarg, 0, SPK_CONTEXT_MAX, &o->generate_count, err);
+    case OPT_CONTEXT:     return spk_cli_u64("--context", optarg, 1, SPK_CONTEXT_MAX, &o->context_tokens, err);
     case OPT_TEMP:        return parse_float("--temp", optarg, 0, 100, &o->sampler.temperature, err);
-    case OPT_TOP_K:       return parse_u32("--top-k", optarg, 0, &o->sampler.top_k, err);
+    case OPT_TOP_K:       return parse_u32("--top-k", optarg, 0, UINT32_MAX, &o->sampler.top_k, err);
     case OPT_TOP_P:       return parse_float("--top-p", optarg, 0, 1, &o->sampler.top_p, err);
     case OPT_MIN_P:       return parse_float("--min-p", optarg, 0, 1, &o->sampler.min_p, err);
     case OPT_SEED:        return spk_cli_u64("--seed", optarg, 0, UINT64_MAX, &o->sampler.seed, err);
     case OPT_BACKEND:     return spk_tool_backend("--backend", optarg, &o->model.backend, err);
-    case OPT_THREADS:     return parse_u32("--threads", optarg, 1, &o->model.thread_count, err);
+    case OPT_THREADS:     return parse_u32("--threads", optarg, 1, SPK_POOL_THREAD_MAX, &o->model.thread_count, err);
     case OPT_VERIFY:      o->is_verify = true; return SPK_OK;
     case OPT_TOKENIZE:    o->is_tokenize = true; return SPK_OK;
     case OPT_LOGITS:      o->logits_path = optarg; return SPK_OK;
@@ -115,14 +119,13 @@ static spk_status take_option(int option, run_options *o, spk_error *err) {
 /* Returns -1 to go on, else an exit status. */
 static int parse_options(int argc, char **argv, run_options *o) {
     spk_error err;
-    for (int option; (option = getopt_long(argc, argv, "n:hV", LONG_OPTIONS, NULL)) != -1;) {
+    for (int option; (option = spk_cli_option(argc, argv, ":n:hV", LONG_OPTIONS, &err)) != -1;) {
         if (option == 'h' || option == 'V') {
             if (option == 'h') fputs(HELP, stdout);
             else printf("spk-run %s\n", SPK_VERSION_TEXT);
             return spk_cli_finish(TOOL, SPK_EXIT_DONE);
         }
-        if (option == '?') return spk_cli_usage(TOOL, "bad options");
-        if (take_option(option, o, &err) != SPK_OK) return spk_cli_usage(TOOL, "%s", err.text);
+        if (option == '?' || take_option(option, o, &err) != SPK_OK) return spk_cli_usage(TOOL, "%s", err.text);
     }
     if (argc - optind != 1) return spk_cli_usage(TOOL, "expected one MODEL, got %d arguments", argc - optind);
     o->model_path = argv[optind];
@@ -130,6 +133,11 @@ static int parse_options(int argc, char **argv, run_options *o) {
     if (sources != 1) return spk_cli_usage(TOOL, "expected exactly one of --prompt, --prompt-file and --tokens");
     if (o->tokens_path != NULL && (o->is_chat || o->is_tokenize))
         return spk_cli_usage(TOOL, "--tokens gives ids, --chat and --tokenize need text");
+    if ((o->is_tokenize || o->logits_path != NULL) && o->is_json)
+        return spk_cli_usage(TOOL, "--json describes a generation, %s makes none",
+                             o->is_tokenize ? "--tokenize" : "--logits");
+    if (o->is_tokenize && o->logits_path != NULL)
+        return spk_cli_usage(TOOL, "--tokenize and --logits exclude each other");
     return -1;
 }
 
@@ -144,46 +152,55 @@ static spk_status read_prompt(const run_options *o, run_state *r, spk_error *err
     spk_status status;
     if (o->tokens_path != NULL) {
         status = spk_tool_tokens(path, text, size, spk_model_vocab_size(r->model), &r->prompt, &r->prompt_count, err);
-        if (status == SPK_E_USAGE && err != NULL) err->status = SPK_E_CORRUPT;   /* a bad file, not a bad command line */
     } else if (o->is_chat) {
         status = spk_tokenizer_chat(r->tokenizer, prompt, size, &r->prompt, &r->prompt_count, err);
     } else {
         status = spk_tokenizer_encode(r->tokenizer, prompt, size, true, &r->prompt, &r->prompt_count, err);
     }
     free(text);
-    return status;
+    if (status != SPK_OK || r->prompt_count > 0 || o->is_tokenize) return status;
+    return path != NULL ? spk_fail(err, SPK_E_CORRUPT, "%s: holds no token, at least one is needed", path)
+                        : spk_fail(err, SPK_E_USAGE, "--prompt '': at least one token is needed");
 }
 
 /* ---- What the tool does ---- */
 
-static int print_ids(const run_state *r) {
+static void print_ids(const run_state *r) {
     for (size_t i = 0; i < r->prompt_count; i++) printf(i ? " %" PRIu32 : "%" PRIu32, r->prompt[i]);
     printf("\n");
-    return spk_cli_finish(TOOL, SPK_EXIT_DONE);
 }
 
+enum { LOGITS_STEP = 16 };           /* tokens a batch */
+
 /* Rows are written as they come, so that a long text needs memory for one batch only. */
-static spk_status write_logits(const run_options *o, run_state *r, spk_error *err) {
-    enum { STEP = 16 };
+static spk_status write_rows(const run_options *o, run_state *r, float *rows, spk_outfile *file, spk_error *err) {
     uint32_t vocab = spk_model_vocab_size(r->model);
-    float *rows = malloc((size_t)STEP * vocab * sizeof *rows);
-    if (rows == NULL) return spk_fail(err, SPK_E_MEMORY, "out of memory");
-    FILE *file = fopen(o->logits_path, "wb");
-    spk_status status = file == NULL ? spk_fail(err, SPK_E_IO, "%s: cannot be created", o->logits_path) : SPK_OK;
-    for (size_t done = 0; done < r->prompt_count && status == SPK_OK; done += STEP) {
-        uint32_t step = r->prompt_count - done < STEP ? (uint32_t)(r->prompt_count - done) : STEP;
-        status = spk_session_eval(r->session, r->prompt + done, step, SPK_LOGITS_ALL, rows, err);
-        if (status == SPK_OK && fwrite(rows, (size_t)vocab * sizeof *rows, step, file) != step)
-            status = spk_fail(err, SPK_E_IO, "%s: write failed", o->logits_path);
+    uint64_t row_bytes = vocab * sizeof *rows;
+    for (size_t done = 0; done < r->prompt_count; done += LOGITS_STEP) {
+        uint32_t step = r->prompt_count - done < LOGITS_STEP ? (uint32_t)(r->prompt_count - done) : LOGITS_STEP;
+        SPK_TRY(spk_session_eval(r->session, r->prompt + done, step, SPK_LOGITS_ALL, rows, err));
+        for (uint32_t i = 0; i < step; i++)
+            SPK_TRY(spk_tool_logits_check(o->model_path, done + i, rows + (size_t)i * vocab, vocab, err));
+        SPK_TRY(spk_outfile_write(file, done * row_bytes, rows, step * row_bytes, err));
     }
+    return SPK_OK;
+}
+
+static spk_status write_logits(const run_options *o, run_state *r, spk_error *err) {
+    uint64_t row_bytes = spk_model_vocab_size(r->model) * sizeof(float);
+    const char *const inputs[] = { o->prompt_path, o->tokens_path };
+    spk_outfile *file = NULL;
+    SPK_TRY(spk_tool_output_check("--logits", o->logits_path, r->model, err));
+    SPK_TRY(spk_tool_output_begin("--logits", o->logits_path, inputs, 2, r->prompt_count * row_bytes, &file, err));
+    float *rows = malloc(LOGITS_STEP * row_bytes);
+    spk_status status = rows == NULL ? spk_fail(err, SPK_E_MEMORY, "out of memory") : write_rows(o, r, rows, file, err);
     free(rows);
-    if (file != NULL && fclose(file) != 0 && status == SPK_OK)
-        status = spk_fail(err, SPK_E_IO, "%s: write failed", o->logits_path);
-    if (file != NULL && status != SPK_OK) (void)remove(o->logits_path);
+    if (status == SPK_OK) return spk_outfile_commit(file, err);
+    spk_outfile_abort(file);
     return status;
 }
 
-static void print_piece(const run_state *r, spk_utf8_stream *stream, uint32_t token) {
+static spk_status print_piece(const run_state *r, spk_utf8_stream *stream, uint32_t token, spk_error *err) {
     size_t size = 0;
     const char *piece = spk_tokenizer_piece(r->tokenizer, token, false, &size);
     char out[3 * 4096];
@@ -191,30 +208,44 @@ static void print_piece(const run_state *r, spk_utf8_stream *stream, uint32_t to
         size_t part = size - at < 1024 ? size - at : 1024;
         (void)fwrite(out, 1, spk_utf8_push(stream, piece + at, part, false, out), stdout);
     }
-    fflush(stdout);
+    if (fflush(stdout) == 0 && !ferror(stdout)) return SPK_OK;
+    return spk_fail(err, SPK_E_IO, "writing the output: %s", strerror(errno));
 }
 
-static spk_status generate(const run_options *o, run_state *r, spk_error *err) {
+/* Tokens after those before; the logits of the last one are checked, since no token can be drawn from a NaN. */
+static spk_status evaluate(const run_options *o, run_state *r, const uint32_t *tokens, size_t count, spk_error *err) {
+    SPK_TRY(spk_session_eval(r->session, tokens, (uint32_t)count, SPK_LOGITS_LAST, r->logits, err));
+    return spk_tool_logits_check(o->model_path, spk_session_position(r->session) - 1, r->logits,
+                                 spk_model_vocab_size(r->model), err);
+}
+
+/* The last token is not evaluated: nothing follows it. */
+static spk_status decode(const run_options *o, run_state *r, spk_utf8_stream *stream, spk_error *err) {
     spk_sampler sampler = spk_sampler_start(&o->sampler);
-    spk_utf8_stream stream = { 0 };
-    double start = spk_cli_now_s();
-    SPK_TRY(spk_session_eval(r->session, r->prompt, (uint32_t)r->prompt_count, SPK_LOGITS_LAST, r->logits, err));
-    r->prefill_s = spk_cli_now_s() - start;
-    start = spk_cli_now_s();
     for (uint64_t i = 0; i < o->generate_count; i++) {
         uint32_t token = spk_sampler_next(&sampler, r->logits, spk_model_vocab_size(r->model), r->scratch);
         if (spk_tokenizer_is_end(r->tokenizer, token)) break;
         r->generated[r->generated_count++] = token;
-        if (!o->is_json) print_piece(r, &stream, token);
-        if (i + 1 < o->generate_count) SPK_TRY(spk_session_eval(r->session, &token, 1, SPK_LOGITS_LAST, r->logits, err));
+        if (!o->is_json) SPK_TRY(print_piece(r, stream, token, err));
+        if (i + 1 < o->generate_count) SPK_TRY(evaluate(o, r, &token, 1, err));
     }
+    return SPK_OK;
+}
+
+static spk_status generate(const run_options *o, run_state *r, spk_error *err) {
+    spk_utf8_stream stream = { 0 };
+    double start = spk_cli_now_s();
+    SPK_TRY(evaluate(o, r, r->prompt, r->prompt_count, err));
+    r->prefill_s = spk_cli_now_s() - start;
+    start = spk_cli_now_s();
+    spk_status status = decode(o, r, &stream, err);
     r->decode_s = spk_cli_now_s() - start;
     if (!o->is_json) {
         char tail[16];
         (void)fwrite(tail, 1, spk_utf8_push(&stream, "", 0, true, tail), stdout);
         printf("\n");
     }
-    return SPK_OK;
+    return status;
 }
 
 /* Decode steps: all but the last generated token were evaluated. */
@@ -224,42 +255,69 @@ static double decode_rate(const run_state *r) {
 
 static double prefill_rate(const run_state *r) { return r->prefill_s > 0 ? (double)r->prompt_count / r->prefill_s : 0; }
 
+/* Everything generated, as text that the caller frees; NULL when out of memory. */
 static char *generated_text(const run_state *r) {
-    char *text = NULL;
-    size_t text_bytes = 0, size = 0;
-    FILE *memory = open_memstream(&text, &text_bytes);
-    if (memory == NULL) return NULL;
-    spk_utf8_stream stream = { 0 };
-    for (uint32_t i = 0; i <= r->generated_count; i++) {
-        bool is_end = i == r->generated_count;
-        const char *piece = is_end ? "" : spk_tokenizer_piece(r->tokenizer, r->generated[i], false, &size);
-        if (is_end) size = 0;
-        char *out = malloc(3 * (size + 4));
-        if (out == NULL) break;
-        (void)fwrite(out, 1, spk_utf8_push(&stream, piece, size, is_end, out), memory);
-        free(out);
+    size_t room = 0, size = 0, written = 0;
+    for (uint32_t i = 0; i < r->generated_count; i++) {
+        (void)spk_tokenizer_piece(r->tokenizer, r->generated[i], false, &size);
+        room += 3 * (size + 4);
     }
-    (void)fclose(memory);
+    char *text = malloc(room + 16);
+    if (text == NULL) return NULL;
+    spk_utf8_stream stream = { 0 };
+    for (uint32_t i = 0; i < r->generated_count; i++) {
+        const char *piece = spk_tokenizer_piece(r->tokenizer, r->generated[i], false, &size);
+        written += spk_utf8_push(&stream, piece, size, false, text + written);
+    }
+    written += spk_utf8_push(&stream, "", 0, true, text + written);
+    text[written] = '\0';
     return text;
 }
 
-static void print_json(const run_options *o, const run_state *r) {
+static spk_status print_json(const run_options *o, const run_state *r, spk_error *err) {
     cJSON *root = cJSON_CreateObject();
     char *text = generated_text(r);
-    cJSON_AddStringToObject(root, "model", o->model_path);
+    cJSON_AddItemToObject(root, "model", spk_cli_json_string(o->model_path));
+    cJSON_AddBoolToObject(root, "pack", spk_model_is_pack(r->model));
     cJSON_AddStringToObject(root, "backend", spk_model_backend_name(r->model));
-    cJSON_AddNumberToObject(root, "prompt_tokens", (double)r->prompt_count);
-    cJSON_AddStringToObject(root, "text", text != NULL ? text : "");
+    spk_tool_json_number(root, "prompt_tokens", (double)r->prompt_count);
+    if (text != NULL) cJSON_AddStringToObject(root, "text", text);
     cJSON *ids = cJSON_AddArrayToObject(root, "tokens");
     for (uint32_t i = 0; i < r->generated_count; i++) cJSON_AddItemToArray(ids, cJSON_CreateNumber(r->generated[i]));
-    cJSON_AddNumberToObject(root, "load_s", r->load_s);
-    cJSON_AddNumberToObject(root, "prefill_tokens_per_s", prefill_rate(r));
-    cJSON_AddNumberToObject(root, "decode_tokens_per_s", decode_rate(r));
-    char *line = cJSON_PrintUnformatted(root);
-    printf("%s\n", line != NULL ? line : "{}");
+    spk_tool_json_number(root, "state_bytes", (double)spk_session_state_bytes(r->session));
+    spk_tool_json_number(root, "load_s", r->load_s);
+    spk_tool_json_number(root, "prefill_tokens_per_s", prefill_rate(r));
+    spk_tool_json_number(root, "decode_tokens_per_s", decode_rate(r));
+    char *line = text != NULL ? cJSON_PrintUnformatted(root) : NULL;
+    if (line != NULL) printf("%s\n", line);
+    spk_status status = line != NULL ? SPK_OK : spk_fail(err, SPK_E_MEMORY, "JSON report: out of memory");
     free(line);
     free(text);
     cJSON_Delete(root);
+    return status;
+}
+
+/* Room for the prompt and all that is generated but the last token. */
+static spk_status start_session(const run_options *o, run_state *r, spk_error *err) {
+    uint64_t generate_count = o->logits_path != NULL ? 0 : o->generate_count;
+    uint64_t needed = r->prompt_count + (generate_count > 0 ? generate_count - 1 : 0);
+    uint32_t trained = spk_model_context_length(r->model), vocab = spk_model_vocab_size(r->model);
+    if (o->context_tokens != 0 && needed > o->context_tokens)
+        return spk_fail(err, SPK_E_LIMIT, "--context %" PRIu64 ": a prompt of %zu tokens and -n %" PRIu64
+                        " need %" PRIu64, o->context_tokens, r->prompt_count, generate_count, needed);
+    if (needed > SPK_CONTEXT_MAX)
+        return spk_fail(err, SPK_E_LIMIT, "a prompt of %zu tokens and -n %" PRIu64 " need a context of %" PRIu64
+                        " tokens, at most %d", r->prompt_count, generate_count, needed, (int)SPK_CONTEXT_MAX);
+    if (needed > trained)
+        fprintf(stderr, "%s: warning: prompt and generation may take %" PRIu64 " tokens; the model was trained on %"
+                PRIu32 "\n", TOOL, needed, trained);
+    r->generated = malloc((generate_count + 1) * sizeof *r->generated);
+    r->logits = malloc((size_t)vocab * sizeof *r->logits);
+    r->scratch = malloc(spk_sampler_scratch_bytes(vocab));
+    if (r->generated == NULL || r->logits == NULL || r->scratch == NULL)
+        return spk_fail(err, SPK_E_MEMORY, "out of memory");
+    spk_session_options so = { .context_tokens = (uint32_t)(o->context_tokens ? o->context_tokens : needed) };
+    return spk_session_create(r->model, &so, &r->session, err);
 }
 
 static spk_status prepare(const run_options *o, run_state *r, spk_error *err) {
@@ -275,34 +333,22 @@ static spk_status prepare(const run_options *o, run_state *r, spk_error *err) {
     if (o->is_verify) SPK_TRY(spk_model_verify(r->model, err));
     if (o->tokens_path == NULL || o->logits_path == NULL) SPK_TRY(spk_tokenizer_create(r->model, &r->tokenizer, err));
     SPK_TRY(read_prompt(o, r, err));
-    if (o->is_tokenize) return SPK_OK;
-    if (r->prompt_count == 0) return spk_fail(err, SPK_E_USAGE, "the prompt is empty: at least one token is needed");
-    uint64_t needed = r->prompt_count + (o->logits_path != NULL ? 0 : o->generate_count);
-    if (o->context_tokens != 0 && needed > o->context_tokens)
-        return spk_fail(err, SPK_E_LIMIT, "--context %" PRIu64 ": prompt and generation need %" PRIu64 " tokens",
-                        o->context_tokens, needed);
-    if (needed > UINT32_MAX) return spk_fail(err, SPK_E_LIMIT, "prompt and generation need %" PRIu64 " tokens", needed);
-    uint32_t vocab = spk_model_vocab_size(r->model);
-    r->generated = malloc((o->generate_count + 1) * sizeof *r->generated);
-    r->logits = malloc((size_t)vocab * sizeof *r->logits);
-    r->scratch = malloc(spk_sampler_scratch_bytes(vocab));
-    if (r->generated == NULL || r->logits == NULL || r->scratch == NULL) return spk_fail(err, SPK_E_MEMORY, "out of memory");
-    spk_session_options so = { .context_tokens = (uint32_t)(o->context_tokens ? o->context_tokens : needed) };
-    return spk_session_create(r->model, &so, &r->session, err);
+    return o->is_tokenize ? SPK_OK : start_session(o, r, err);
 }
 
 static spk_status run(const run_options *o, run_state *r, spk_error *err) {
     SPK_TRY(prepare(o, r, err));
     if (o->is_tokenize) {
-        (void)print_ids(r);
+        print_ids(r);
         return SPK_OK;
     }
     if (o->logits_path != NULL) return write_logits(o, r, err);
     SPK_TRY(generate(o, r, err));
-    if (o->is_json) print_json(o, r);
+    if (o->is_json) SPK_TRY(print_json(o, r, err));
     (void)fflush(stdout);
-    fprintf(stderr, "%s: %s, loaded in %.2f s; prompt %zu tokens at %.1f tok/s; generated %" PRIu32 " at %.1f tok/s\n", TOOL,
-            spk_model_backend_name(r->model), r->load_s, r->prompt_count, prefill_rate(r), r->generated_count, decode_rate(r));
+    fprintf(stderr, "%s: %s, loaded in %.2f s; prompt %zu tokens at %.1f tok/s; generated %" PRIu32 " at %.1f tok/s\n",
+            TOOL, spk_model_backend_name(r->model), r->load_s, r->prompt_count, prefill_rate(r), r->generated_count,
+            decode_rate(r));
     return SPK_OK;
 }
 
@@ -312,6 +358,7 @@ int main(int argc, char **argv) {
     spk_error err = { 0 };
     int exit_status = parse_options(argc, argv, &o);
     if (exit_status >= 0) return exit_status;
+    spk_tool_signals();
     exit_status = run(&o, &r, &err) == SPK_OK ? SPK_EXIT_DONE : spk_cli_fail(TOOL, &err);
     spk_session_destroy(r.session);
     spk_tokenizer_destroy(r.tokenizer);

@@ -27,7 +27,8 @@ typedef struct spk_tokenizer spk_tokenizer;
 typedef enum {
     SPK_BACKEND_AUTO = 0,   /* the fastest that this machine has */
     SPK_BACKEND_REF  = 1,   /* plain F32 on dequantized weights: the definition, slow */
-    SPK_BACKEND_CPU  = 2    /* int8 activations, AVX2; SPK_E_UNSUPPORTED where the CPU lacks it */
+    SPK_BACKEND_CPU  = 2,   /* int8 activations, AVX2; SPK_E_UNSUPPORTED where the CPU lacks it */
+    SPK_BACKEND_CUDA = 3    /* an NVIDIA GPU; SPK_E_UNSUPPORTED where there is none or the build has no CUDA */
 } spk_backend;
 
 typedef struct {
@@ -57,9 +58,20 @@ bool        spk_model_is_pack(const spk_model *model);
 uint64_t    spk_model_bytes_per_token(const spk_model *model);
 uint64_t    spk_model_weight_bytes(const spk_model *model);
 
+/* Kernels of the GPU backend that can be switched off, for comparison; results are bit-identical. */
+typedef enum {
+    SPK_FUSE_ROUTER   = 1,         /* the top experts are selected by the kernel that uses them */
+    SPK_FUSE_ADDNORM3 = 2,         /* routed + shared + residual folded into the RMSNorm that follows */
+    SPK_FUSE_SHEXP    = 4,         /* shared expert: gate, up and SwiGLU in one; down with its gate in one */
+    SPK_FUSE_GDN_CONV = 8,         /* convolution, SiLU and L2 norms in one */
+    SPK_FUSE_GDN_CORE = 16,        /* the whole recurrence in one */
+    SPK_FUSE_ALL      = 31
+} spk_fusion;
+
 typedef struct {
     uint32_t context_tokens;       /* capacity, >= 1; KV memory is allocated for it at once */
     uint32_t batch_tokens;         /* most tokens evaluated together; 0: 64.  Never changes a result */
+    uint32_t fusions_off;          /* spk_fusion bits that the GPU backend leaves out; 0 on a CPU */
 } spk_session_options;
 
 SPK_MUST_CHECK spk_status spk_session_create(const spk_model *model, const spk_session_options *options,
@@ -89,8 +101,7 @@ SPK_MUST_CHECK spk_status spk_tokenizer_encode(const spk_tokenizer *tokenizer, c
                                                bool parse_special, uint32_t **out, size_t *out_count, spk_error *err);
 
 /* Bytes of one token, in memory owned by the tokenizer; control tokens have none unless render_special. */
-const char *spk_tokenizer_piece(const spk_tokenizer *tokenizer, uint32_t token, bool render_special,
-                                size_t *size_bytes);
+const char *spk_tokenizer_piece(const spk_tokenizer *tokenizer, uint32_t token, bool render_special, size_t *size_bytes);
 bool        spk_tokenizer_is_end(const spk_tokenizer *tokenizer, uint32_t token);   /* any end-of-generation token */
 /* Token ids of a conversation's first turn in ChatML: the user's text, then the header of the assistant's answer.
  * Control tokens in user_text[size_bytes] are plain text, so a user cannot end the turn or open another.  *out as
@@ -116,8 +127,10 @@ typedef struct {
 
 typedef struct { spk_sampler_options options; uint64_t state; } spk_sampler;
 spk_sampler spk_sampler_start(const spk_sampler_options *options);
+#define SPK_TOKEN_NONE UINT32_MAX
 /* One token from logits[vocab]; order: temperature 0 shortcut, top-k, softmax at temperature, top-p, min-p, draw.
- * scratch holds vocab pairs; see spk_sampler_scratch_bytes.  Deterministic for a seed. */
+ * scratch holds vocab pairs; see spk_sampler_scratch_bytes.  Deterministic for a seed.  A NaN is never chosen;
+ * SPK_TOKEN_NONE if the largest of the others is not finite, or there are none. */
 uint32_t spk_sampler_next(spk_sampler *sampler, const float *logits, uint32_t vocab_size, void *scratch);
 size_t   spk_sampler_scratch_bytes(uint32_t vocab_size);
 

@@ -63,12 +63,12 @@ static double weight_of(candidate c, float best, float temperature) {
 uint32_t spk_sampler_next(spk_sampler *sampler, const float *logits, uint32_t vocab_size, void *scratch) {
     const spk_sampler_options *o = &sampler->options;
     uint32_t best = argmax(logits, vocab_size);
+    if (!isfinite(logits[best])) return SPK_TOKEN_NONE;
     if (!(o->temperature > 0.0f)) return best;
     candidate *heap = scratch;
     uint32_t count = 0;
     for (uint32_t i = 0; i < vocab_size; i++)
         if (logits[i] > -INFINITY) heap[count++] = (candidate){ logits[i], i };   /* NaN fails the comparison too */
-    if (count == 0) return best;
     bool is_limited = o->top_k > 0 || o->top_p < 1.0f || o->min_p > 0.0f;
     if (is_limited)
         for (uint32_t i = count / 2; i-- > 0;) sift_down(heap, count, i);

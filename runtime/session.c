@@ -50,7 +50,8 @@ static void carve_scratch(spk_session *session, arena *a) {
     s->h = take_activations(a, 2 * t, c->hidden_size);
     s->project = take(a, t * session->project_width * f);
     s->conv_out = take(a, t * conv_dim * f);
-    s->mixed = take_activations(a, 2 * t, max_u64(value_dim, q_dim));
+    s->gdn_mixed = take_activations(a, 2 * t, value_dim);
+    s->attention_mixed = take_activations(a, 2 * t, q_dim);
     s->cos_sin = take(a, t * c->rope_dim * f);
     s->scores = take(a, (uint64_t)spk_pool_thread_count(session->pool) * session->context_tokens * f);
     s->router = take(a, t * (c->expert_count + 1) * f);
@@ -136,8 +137,14 @@ spk_status spk_session_create(const spk_model *model, const spk_session_options 
     session->model = model;
     session->context_tokens = options->context_tokens;
     session->batch_tokens = batch < options->context_tokens ? batch : options->context_tokens;
-    spk_status status = spk_pool_create(model->thread_count, &session->pool, err);
-    if (status == SPK_OK) status = allocate(session, err);
+    spk_status status;
+    if (model->gpu != NULL) {
+        status = spk_gpu_session_create(model, model->gpu, options->context_tokens, SPK_FUSE_ALL & ~options->fusions_off,
+                                        &session->gpu, err);
+    } else {
+        status = spk_pool_create(model->thread_count, &session->pool, err);
+        if (status == SPK_OK) status = allocate(session, err);
+    }
     if (status != SPK_OK) {
         spk_session_destroy(session);
         return status;
@@ -148,6 +155,7 @@ spk_status spk_session_create(const spk_model *model, const spk_session_options 
 
 void spk_session_destroy(spk_session *session) {
     if (session == NULL) return;
+    spk_gpu_session_destroy(session->gpu);
     if (session->scratch_memory != NULL) (void)munmap(session->scratch_memory, session->scratch_bytes + ARENA_ALIGN);
     if (session->state_memory != NULL) (void)munmap(session->state_memory, session->state_bytes + ARENA_ALIGN);
     spk_pool_destroy(session->pool);
@@ -157,6 +165,11 @@ void spk_session_destroy(spk_session *session) {
 }
 
 void spk_session_reset(spk_session *session) {
+    session->position = 0;
+    if (session->gpu != NULL) {
+        session->needs_reset = true;   /* done, and its failure reported, by the next evaluation */
+        return;
+    }
     const spk_model_config *c = &session->model->config;
     uint64_t value_dim = (uint64_t)c->gdn_v_head_count * c->gdn_v_dim;
     uint64_t conv_dim = 2 * (uint64_t)c->gdn_k_head_count * c->gdn_k_dim + value_dim;
@@ -165,14 +178,15 @@ void spk_session_reset(spk_session *session) {
         memset(session->layers[i].conv, 0, (c->conv_kernel - 1) * conv_dim * sizeof(float));
         memset(session->layers[i].delta, 0, value_dim * c->gdn_k_dim * sizeof(float));
     }
-    session->position = 0;
 }
 
 uint32_t spk_session_position(const spk_session *session) { return session->position; }
-uint64_t spk_session_state_bytes(const spk_session *session) { return session->state_bytes; }
+uint64_t spk_session_state_bytes(const spk_session *session) {
+    return session->gpu != NULL ? spk_gpu_session_bytes(session->gpu) : session->state_bytes;
+}
 
-spk_status spk_session_eval(spk_session *session, const uint32_t *tokens, uint32_t count, spk_logits which,
-                            float *logits, spk_error *err) {
+/* The context must hold `count` more tokens, and the ids must be in the vocabulary. */
+static spk_status check_tokens(const spk_session *session, const uint32_t *tokens, uint32_t count, spk_error *err) {
     uint32_t vocab = session->model->config.vocab_size;
     if (count > session->context_tokens - session->position)
         return spk_fail(err, SPK_E_LIMIT, "the context of %u tokens is full: %u used, %u more asked", session->context_tokens,
@@ -181,6 +195,21 @@ spk_status spk_session_eval(spk_session *session, const uint32_t *tokens, uint32
         if (tokens[i] >= vocab)
             return spk_fail(err, SPK_E_USAGE, "token %u of the input is %u, expected less than the vocabulary of %u", i,
                             tokens[i], vocab);
+    return SPK_OK;
+}
+
+spk_status spk_session_eval(spk_session *session, const uint32_t *tokens, uint32_t count, spk_logits which,
+                            float *logits, spk_error *err) {
+    uint32_t vocab = session->model->config.vocab_size;
+    SPK_TRY(check_tokens(session, tokens, count, err));
+    if (count == 0) return SPK_OK;
+    if (session->gpu != NULL) {
+        if (session->needs_reset) SPK_TRY(spk_gpu_reset(session->gpu, err));
+        session->needs_reset = false;
+        SPK_TRY(spk_gpu_eval(session->gpu, session->position, tokens, count, which, logits, err));
+        session->position += count;
+        return SPK_OK;
+    }
     float *rows[SPK_BATCH_TOKENS_MAX];
     for (uint32_t done = 0; done < count;) {
         uint32_t step = count - done < session->batch_tokens ? count - done : session->batch_tokens;

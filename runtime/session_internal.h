@@ -20,7 +20,8 @@ typedef struct {
     spk_activation *h;              /* [2 T], normed input of a mixer, FFN or the head; see spk_matmul_job for the 2 */
     float          *project;        /* [T][project_width], outputs of the mixer's input projections */
     float          *conv_out;       /* [T][conv channels] */
-    spk_activation *mixed;          /* [2 T], input of the mixer's output projection */
+    spk_activation *gdn_mixed;      /* [2 T], input of a GDN layer's output projection */
+    spk_activation *attention_mixed; /* [2 T], likewise; widths differ, and int8 pairs depend on the width */
     float          *cos_sin;        /* [T][rope_dim] */
     float          *scores;         /* [thread][context], attention scores */
     float          *router;         /* [T][expert_count + 1], last: the shared expert's gate */
@@ -65,6 +66,8 @@ struct spk_session {
     spk_layer_state *layers;
     double          *inverse_frequency; /* [rope_dim/2] */
     spk_scratch      s;
+    bool             needs_reset;   /* of the GPU session */
+    spk_gpu_session *gpu;           /* set: everything above but the counts is unused */
 };
 
 /* x[t] and the layers' states advance by token_count tokens; logits of tokens whose pointer is not NULL.

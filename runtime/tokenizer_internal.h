@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "formats/kv.h"
+#include "formats/utf8.h"
 #include "runtime/runtime.h"
 
 enum {
@@ -21,13 +22,7 @@ enum {
 #define SPK_TOKENIZER_TEXT_BYTES_MAX  (UINT64_C(1) << 30)   /* of one encode call */
 #define SPK_TOKENIZER_VOCAB_BYTES_MAX (UINT64_C(1) << 30)   /* of all tokens and merges together */
 
-/* ---- Characters: utf8.c, unicode_classes.c ---- */
-
-/* Looks at bytes[0..size), size >= 1.  Returns how many bytes belong together: a whole character, whose code point
- * goes to *code, or else the longest start of one.  *wanted is the length that the first byte announces, 0 if no
- * character starts with it; the character is whole if and only if the result equals *wanted.  Strict: no overlong
- * forms, no surrogates, nothing above U+10FFFF. */
-size_t spk_utf8_decode(const unsigned char *bytes, size_t size, size_t *wanted, uint32_t *code);
+/* ---- Characters: formats/utf8.c, unicode_classes.c ---- */
 
 enum {
     SPK_CHAR_OTHER = 0,   /* punctuation, symbols, controls, unassigned, bytes that are not UTF-8 */

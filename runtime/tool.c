@@ -4,20 +4,27 @@
 #include <assert.h>
 #include <inttypes.h>
 #include <math.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/outfile.h"
+#include "runtime/model_internal.h"
+
+void spk_tool_signals(void) {
+    (void)signal(SIGPIPE, SIG_IGN);
+    spk_outfile_remove_on_signals();
+}
 
 spk_status spk_tool_backend(const char *option, const char *text, spk_backend *out, spk_error *err) {
     static const struct { const char *name; spk_backend backend; } backends[] = {
-        { "auto", SPK_BACKEND_AUTO }, { "cpu", SPK_BACKEND_CPU }, { "ref", SPK_BACKEND_REF } };
+        { "auto", SPK_BACKEND_AUTO }, { "cpu", SPK_BACKEND_CPU }, { "ref", SPK_BACKEND_REF },
+        { "cuda", SPK_BACKEND_CUDA } };
     for (size_t i = 0; i < sizeof backends / sizeof *backends; i++)
         if (strcmp(text, backends[i].name) == 0) {
             *out = backends[i].backend;
             return SPK_OK;
         }
-    return spk_fail(err, SPK_E_USAGE, "%s '%s': expected auto, cpu or ref", option, text);
+    return spk_fail(err, SPK_E_USAGE, "%s '%s': expected auto, cpu, ref or cuda", option, text);
 }
 
 spk_status spk_tool_tokens(const char *where, const char *text, size_t size_bytes, uint32_t vocab_size, uint32_t **out,
@@ -34,8 +41,8 @@ spk_status spk_tool_tokens(const char *where, const char *text, size_t size_byte
         if (digit == c || (digit < text + size_bytes && !strspn(digit, separators)) || id >= vocab_size) {
             size_t length = strcspn(c, separators);
             free(tokens);
-            return spk_fail(err, SPK_E_USAGE, "%s: entry %zu, '%.*s': expected a token id below %" PRIu32, where, count,
-                            (int)(length < 24 ? length : 24), c, vocab_size);
+            return spk_fail(err, SPK_E_CORRUPT, "%s: entry %zu, '%.*s': expected a token id below %" PRIu32, where,
+                            count, (int)(length < 24 ? length : 24), c, vocab_size);
         }
         tokens[count++] = (uint32_t)id;
         c = digit;
@@ -45,10 +52,25 @@ spk_status spk_tool_tokens(const char *where, const char *text, size_t size_byte
     return SPK_OK;
 }
 
-spk_status spk_tool_json_check(const char *path, const char *const *model_paths, uint32_t model_count, spk_error *err) {
-    for (uint32_t m = 0; m < model_count && path != NULL; m++)
-        if (spk_same_file(path, model_paths[m]))
-            return spk_fail(err, SPK_E_USAGE, "--json %s: that is one of the models", path);
+/* ---- Output files ---- */
+
+static spk_status check_not_input(const char *option, const char *path, const char *input, spk_error *err) {
+    if (!spk_same_file(path, input)) return SPK_OK;
+    return spk_fail(err, SPK_E_USAGE, "%s %s: that is the input %s", option, path, input);
+}
+
+spk_status spk_tool_output_begin(const char *option, const char *path, const char *const *inputs, size_t input_count,
+                                 uint64_t expected_bytes, spk_outfile **out, spk_error *err) {
+    for (size_t i = 0; i < input_count; i++)
+        if (inputs[i] != NULL) SPK_TRY(check_not_input(option, path, inputs[i], err));
+    return spk_outfile_create(path, true, expected_bytes, out, err);
+}
+
+spk_status spk_tool_output_check(const char *option, const char *path, const spk_model *model, spk_error *err) {
+    if (path == NULL) return SPK_OK;
+    SPK_TRY(check_not_input(option, path, model->path, err));
+    for (uint32_t part = 0; model->gguf != NULL && part < spk_gguf_part_count(model->gguf); part++)
+        SPK_TRY(check_not_input(option, path, spk_gguf_part_path(model->gguf, part), err));
     return SPK_OK;
 }
 
@@ -57,18 +79,61 @@ void spk_tool_json_number(cJSON *object, const char *key, double value) {
     cJSON_AddNumberToObject(object, key, value);
 }
 
-spk_status spk_tool_json_write(const char *path, const cJSON *report, spk_error *err) {
+spk_status spk_tool_json_commit(spk_outfile *file, const cJSON *report, spk_error *err) {
     char *text = cJSON_Print(report);
-    if (text == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory", path);
-    uint64_t size = strlen(text);
-    text[size] = '\n';                                   /* in place of the NUL; size + 1 bytes are written */
-    spk_outfile *file = NULL;
-    spk_status status = spk_outfile_create(path, true, size + 1, &file, err);
-    if (status == SPK_OK) {
-        status = spk_outfile_write(file, 0, text, size + 1, err);
-        if (status == SPK_OK) status = spk_outfile_commit(file, err);
-        else spk_outfile_abort(file);
+    spk_status status = SPK_OK;
+    if (text == NULL) {
+        status = spk_fail(err, SPK_E_MEMORY, "JSON report: out of memory");
+    } else {
+        uint64_t size_bytes = strlen(text);
+        text[size_bytes] = '\n';                         /* in place of the NUL; size + 1 bytes are written */
+        status = spk_outfile_write(file, 0, text, size_bytes + 1, err);
     }
     cJSON_free(text);
+    if (status == SPK_OK) return spk_outfile_commit(file, err);
+    spk_outfile_abort(file);
     return status;
+}
+
+/* ---- Checks ---- */
+
+spk_status spk_tool_same_tokenizer(const spk_model *base, const spk_model *other, spk_error *err) {
+    static const char *const keys[] = { "tokenizer.ggml.tokens", "tokenizer.ggml.merges" };
+    for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
+        const spk_kv *base_list = spk_kv_find(base->kvs, keys[k]), *other_list = spk_kv_find(other->kvs, keys[k]);
+        const uint8_t *base_cursor = NULL, *other_cursor = NULL;
+        spk_text base_text, other_text;
+        for (uint64_t i = 0;; i++) {
+            bool base_has = spk_kv_next_text(base_list, &base_cursor, &base_text);
+            bool other_has = spk_kv_next_text(other_list, &other_cursor, &other_text);
+            if (!base_has && !other_has) break;
+            if (base_has && other_has && base_text.size_bytes == other_text.size_bytes &&
+                memcmp(base_text.bytes, other_text.bytes, base_text.size_bytes) == 0)
+                continue;
+            return spk_fail(err, SPK_E_MISMATCH, "%s: another tokenizer than that of %s: entry %" PRIu64
+                            " of %s differs", other->path, base->path, i, keys[k]);
+        }
+    }
+    return SPK_OK;
+}
+
+/* By the exponent's bits, in a loop that the compiler can vectorise: it runs for every token. */
+static bool all_finite(const float *values, uint32_t count) {
+    uint32_t bad = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, values + i, sizeof bits);
+        bad |= (bits & 0x7f800000u) == 0x7f800000u;
+    }
+    return bad == 0;
+}
+
+spk_status spk_tool_logits_check(const char *where, uint64_t position, const float *logits, uint32_t vocab_size,
+                                 spk_error *err) {
+    if (all_finite(logits, vocab_size)) return SPK_OK;
+    for (uint32_t i = 0; i < vocab_size; i++)
+        if (!isfinite(logits[i]))
+            return spk_fail(err, SPK_E_NONFINITE, "%s: position %" PRIu64 ": the logit of token %" PRIu32 " is %s",
+                            where, position, i, isnan(logits[i]) ? "NaN" : logits[i] > 0 ? "+inf" : "-inf");
+    return SPK_OK;
 }

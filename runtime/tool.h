@@ -1,4 +1,5 @@
-/* runtime/tool.h - what the runtime's tools share beyond formats/cli.h: backend names, token lists, JSON reports.
+/* runtime/tool.h - what the runtime's tools share beyond formats/cli.h: backend names, token lists, output files,
+ * checks of models and logits.
  *
  * Prints nothing and exits nowhere; the tools do.
  */
@@ -8,25 +9,47 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cjson/cJSON.h>
+#include "formats/outfile.h"
 #include "formats/status.h"
 #include "runtime/runtime.h"
 
 #define SPK_TOOL_TEXT_BYTES_MAX (UINT64_C(256) << 20)    /* of a text or token file that a tool reads whole */
 
+/* For main(): a closed pipe is a write error like any other, and what ends the process removes unfinished outputs. */
+void spk_tool_signals(void);
+
 /* "auto", "cpu" or "ref"; else SPK_E_USAGE naming the option. */
 SPK_MUST_CHECK spk_status spk_tool_backend(const char *option, const char *text, spk_backend *out, spk_error *err);
 
-/* Token ids in decimal, separated by white space or commas; SPK_E_USAGE names `where` and the position in the list of
+/* Token ids in decimal, separated by white space or commas; SPK_E_CORRUPT names `where` and the position in the list of
  * anything else and of an id >= vocab_size.  text[size_bytes] is NUL.  The caller frees *out with free(). */
 SPK_MUST_CHECK spk_status spk_tool_tokens(const char *where, const char *text, size_t size_bytes, uint32_t vocab_size,
                                           uint32_t **out, size_t *out_count, spk_error *err);
 
-/* SPK_E_USAGE if `path` is the file of one of the models: a report must not replace a model.  path may be NULL. */
-SPK_MUST_CHECK spk_status spk_tool_json_check(const char *path, const char *const *model_paths, uint32_t model_count,
-                                              spk_error *err);
+/* ---- Output files: begun before the work, so that a bad path costs no time, and published after it. ---- */
+
+/* As spk_outfile_create; a regular file at `path` is replaced on commit.  SPK_E_USAGE, naming the option, if `path` is
+ * one of inputs[input_count]; NULLs among them are skipped. */
+SPK_MUST_CHECK spk_status spk_tool_output_begin(const char *option, const char *path, const char *const *inputs,
+                                                size_t input_count, uint64_t expected_bytes, spk_outfile **out,
+                                                spk_error *err);
+/* SPK_E_USAGE if `path` is a file that the model was opened from: of a split model any part.  path may be NULL. */
+SPK_MUST_CHECK spk_status spk_tool_output_check(const char *option, const char *path, const spk_model *model,
+                                                spk_error *err);
+
 /* Adds a number, which must be finite (asserted: JSON has no others). */
 void spk_tool_json_number(cJSON *object, const char *key, double value);
-/* The report as text, whole or not at all; a regular file at `path` is replaced. */
-SPK_MUST_CHECK spk_status spk_tool_json_write(const char *path, const cJSON *report, spk_error *err);
+/* The report as the whole file, published.  Frees *file in every case. */
+SPK_MUST_CHECK spk_status spk_tool_json_commit(spk_outfile *file, const cJSON *report, spk_error *err);
+
+/* ---- Checks ---- */
+
+/* SPK_E_MISMATCH, naming the first difference, unless both models have the same tokens and the same merges: a token id
+ * then means the same text in both. */
+SPK_MUST_CHECK spk_status spk_tool_same_tokenizer(const spk_model *base, const spk_model *other, spk_error *err);
+
+/* SPK_E_NONFINITE, naming `where`, the position and the token, if one of logits[vocab_size] is NaN or infinite. */
+SPK_MUST_CHECK spk_status spk_tool_logits_check(const char *where, uint64_t position, const float *logits,
+                                                uint32_t vocab_size, spk_error *err);
 
 #endif

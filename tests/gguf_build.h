@@ -149,14 +149,14 @@ static inline const char *gb_path(char path[GB_PATH_MAX], const char *dir, const
     return path;
 }
 
-/* Number of files in a directory: tells whether a temporary file was left. */
+/* Number of files in a directory, hidden ones too: tells whether a temporary file was left. */
 static inline int gb_file_count(const char *dir) {
     DIR *list = opendir(dir);
     int  count = 0;
     if (list == NULL) abort();
-    for (struct dirent *entry; (entry = readdir(list)) != NULL;) count += entry->d_name[0] != '.';
+    while (readdir(list) != NULL) count++;
     closedir(list);
-    return count;
+    return count - 2;                                    /* . and .. */
 }
 
 static inline void gb_remove_dir(const char *dir) {

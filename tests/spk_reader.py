@@ -9,6 +9,9 @@ Checks structure, not digests (the standard library has no XXH3); of metadata it
 """
 import json, math, struct, subprocess, sys
 
+PROVENANCE = {"source.name": bytes, "source.bytes": int, "source.xxh3_128": bytes, "source.gguf_version": int,
+              "source.alignment": int, "recipe.name": bytes, "recipe.text": bytes, "imatrix.name": bytes,
+              "tool.version": bytes}
 SECTIONS = {1: "STATIC", 2: "EXPERTS", 3: "EMBEDDING", 4: "EXTRA", 16: "CONFIG", 17: "TENSORS", 18: "META",
             19: "PROVENANCE", 20: "CHUNKS"}
 TYPES = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20),
@@ -98,11 +101,16 @@ class Pack:
         check(chunks == [-(-s["stored_bytes"] // CHUNK) for i, s in self.sections.items() if i <= 4], 10, "chunks")
         check(self.sections[20]["items"] == sum(chunks) and len(self.section(20)) == 16 * sum(chunks), 10, "CHUNKS")
         check(len(self.section(16)) == 128 and not any(self.section(16)[100:]), 13, "CONFIG")
+        expert_count = struct.unpack_from("<I", self.section(16), 76)[0]
+        check(expert_count > 0 or 2 not in self.sections, 13, "EXPERTS without experts")
         directory = self.section(17)
         check(len(directory) == 192 * self.sections[17]["items"], 10, "TENSORS")
         self.tensors = [read_tensor(bytes(directory[i:i + 192])) for i in range(0, len(directory), 192)]
+        for t in self.tensors:
+            check(t["section"] != "EXPERTS" or math.prod(t["dims"][2:]) == expert_count, 19, t["name"])
         records, end = read_kvs(self.section(19), self.sections[19]["items"])
         check(end == len(self.section(19)), 22, "PROVENANCE")
+        check(all(type(records.get(key)) is kind for key, kind in PROVENANCE.items()), 22, "a record of PROVENANCE")
         self.provenance = {k: v.decode() if isinstance(v, bytes) else v for k, v in records.items()}
 
     def section(self, ident):

@@ -24,9 +24,15 @@ check "bytes a second are bytes a token times tokens a second" \
 check "and a share of the ceiling" 'holds "($(field fraction_of_ceiling) * $(field ceiling_bytes_per_s) / $(field bytes_per_s) - 1) ^ 2 < 1e-18"'
 check "the median of two is their mean" \
     'holds "($(sed -n "s/.*\"samples\":[[:space:]]*\[\([0-9.e+-]*\), \([0-9.e+-]*\)\].*/(\1 + \2) \/ 2/p" "$dir/report" | head -n 1) / $(field tok_per_s) - 1) ^ 2 < 1e-18"'
+check "packs are told from GGUF files, and the state has a size" '[ "$(field pack)" = false ] && [ "$(field pack 2)" = false ] && holds "$(field state_bytes) > 0"'
+"$SPK_BIN/spk-pack" --quiet $model "$dir/model.spk" >/dev/null
+cp "$dir/report" "$dir/first"
+bench --contexts 2 --tokens 1 --prompt 1 --repeats 1 --json "$dir/report" "$dir/model.spk"
+check "a pack is one" '[ $rc -eq 0 ] && [ "$(field pack)" = true ]'
+cp "$dir/first" "$dir/report"
 check "no number is missing or beyond JSON" '! grep -qiE "null|nan|inf" "$dir/report"'
 
-refuses() { check "refuses $1" "[ \$rc -eq $2 ] && says '$3'"; }
+refuses() { check "refuses $1" "[ \$rc -eq $2 ] && [ \"\$(wc -l <\"\$dir/err\")\" = 1 ] && says \"$3\""; }
 bench
 refuses "no model" 2 "1 or 2 models"
 bench $model $model $model
@@ -39,4 +45,16 @@ bench --repeats 0 $model
 refuses "no repeats" 2 "--repeats"
 bench "$dir/nowhere.spk"
 refuses "a missing model" 1 "nowhere.spk"
+bench --nonsense $model
+refuses "an unknown option" 2 "unknown option '--nonsense'"
+bench --threads 1025 $model
+refuses "too many threads" 2 "--threads '1025': expected a whole number from 1 to 1024"
+bench --contexts 16777216 $model
+refuses "more context than there can be" 2 "--contexts, --repeats and --tokens need a context of"
+cp $model "$dir/model.gguf"
+bench --json "$dir/model.gguf" "$dir/model.gguf"
+refuses "to replace a model by its report" 2 "that is the input"
+check "and left the model alone" 'cmp -s $model "$dir/model.gguf"'
+bench --json "$dir/nowhere/report" "$dir/no.gguf"
+refuses "a report that cannot be written, before anything else" 1 "nowhere/report"
 exit $status

@@ -184,8 +184,35 @@ static void statistics_are_those_done_by_hand(void) {
     /* differences .1 0 .2 0 -.3: mean 0, squares .14; far smaller than the two errors combined */
     CHECK(near(o.kl_diff_to_first, 0, e) && near(o.kl_diff_se, sqrt(0.14 / 4 / 5), e), "paired %g %g",
           o.kl_diff_to_first, o.kl_diff_se);
-    CHECK(near(spk_compare_kl_upper(&s), 0.4 + 1.645 * sqrt(0.025), e), "upper bound %g", spk_compare_kl_upper(&s));
-    CHECK(near(spk_compare_top1_lower(&s), s.top1 - 1.645 * s.top1_se, 1e-12), "lower bound");
+}
+
+/* Summary of positions with these divergences, in windows of two. */
+static spk_compare_summary summary_of_kls(const double kls[4]) {
+    float base[8], candidate[8];
+    for (size_t i = 0; i < 4; i++) pair_with_kl(kls[i], base + 2 * i, candidate + 2 * i);
+    return summary_of(base, candidate, 2, 4, 2);
+}
+
+static void the_upper_bound_takes_the_larger_error(void) {
+    static const double equal_windows[] = { 0.1, 0.3, 0.1, 0.3 }, equal_positions[] = { 0.1, 0.1, 0.3, 0.3 };
+    const double e = 1e-5, plain = sqrt(0.04 / 3 / 4), between_windows = sqrt(2 * 0.08) / 4;
+    spk_compare_summary s = summary_of_kls(equal_windows);
+    CHECK(near(s.kl_window_se, 0, e), "windows alike: %g", s.kl_window_se);
+    CHECK(near(spk_compare_kl_upper(&s), 0.2 + 1.645 * plain, e), "plain error: %g", spk_compare_kl_upper(&s));
+    s = summary_of_kls(equal_positions);
+    CHECK(near(s.kl_se, plain, e), "plain error is smaller: %g", s.kl_se);
+    CHECK(near(spk_compare_kl_upper(&s), 0.2 + 1.645 * between_windows, e), "windows: %g", spk_compare_kl_upper(&s));
+}
+
+static void the_lower_bound_of_a_share_knows_how_few_there_were(void) {
+    static const struct { uint64_t positions; double top1, lower; } cases[] = {
+        { 2, 1, 0.424987 }, { 99, 1, 0.973394 }, { 25691, 1, 0.999895 },       /* n / (n + 1.645^2) */
+        { 10, 0.5, 0.269256 }, { 1000, 0.9, 0.883298 }, { 10, 0, 0 },     /* roots of (p - x)^2 = z^2 x (1 - x) / n */
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        spk_compare_summary s = { .positions = cases[c].positions, .top1 = cases[c].top1 };
+        CHECK(near(spk_compare_top1_lower(&s), cases[c].lower, 6e-7), "case %zu: %.6f", c, spk_compare_top1_lower(&s));
+    }
 }
 
 static void zero_probabilities_count_or_are_refused(void) {
@@ -294,6 +321,8 @@ int main(void) {
     RUN(likelihoods_are_good_to_1e_minus_5);
     RUN(ties_go_to_the_lower_id);
     RUN(statistics_are_those_done_by_hand);
+    RUN(the_upper_bound_takes_the_larger_error);
+    RUN(the_lower_bound_of_a_share_knows_how_few_there_were);
     RUN(zero_probabilities_count_or_are_refused);
     RUN(nan_and_infinity_name_model_position_and_token);
     RUN(threads_and_batches_change_no_bit);

@@ -428,6 +428,35 @@ static void wrong_amounts_of_data_publish_nothing(void) {
     CHECK(gb_file_count(dir) == count, "nothing may be left");
 }
 
+/* One tensor of 20 bytes at alignment 32: the file may end in its padding, and its identity is that of its bytes. */
+static void the_file_ends_where_it_is_wanted(void) {
+    static const spk_gguf_tensor_spec spec = { "a", SPK_TYPE_F32, 1, { 5, 1, 1, 1 } };
+    static uint8_t bytes[200];
+    char     path[GB_PATH_MAX];
+    spk_error err = { 0 };
+    /* 24 of header, 8 + 1 + 4 + 8 + 4 + 8 of info: the data begin at 64 and end at 84. */
+    static const uint64_t cases[][2] = { { 0, 96 }, { 83, 96 }, { 84, 84 }, { 85, 85 }, { 95, 95 }, { 96, 96 },
+                                         { 97, 96 }, { UINT64_MAX, 96 } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        spk_gguf_writer  *writer = NULL;
+        spk_gguf_identity identity = { 0 };
+        spk_gguf_writer_options options = { .replace = true, .tensors = &spec, .tensor_count = 1,
+                                            .wanted_bytes = cases[i][0], .identity = &identity };
+        CHECK_OK(begin_small(options, gb_path(path, dir, "end.gguf"), &writer, &err), err);
+        for (int f = 0; f < 5; f++) CHECK_OK(spk_gguf_writer_append(writer, &(float){ 1 }, 4, &err), err);
+        CHECK_OK(spk_gguf_writer_commit(writer, &err), err);
+        FILE *file = fopen(path, "rb");
+        size_t size = file == NULL ? 0 : fread(bytes, 1, sizeof bytes, file);
+        if (file != NULL) (void)fclose(file);
+        spk_digest digest = spk_digest_of(bytes, size);
+        CHECK(size == cases[i][1] && identity.size_bytes == size, "%d wanted, %d bytes", (int)cases[i][0], (int)size);
+        CHECK(memcmp(&identity.digest, &digest, sizeof digest) == 0, "case %zu: the digest", i);
+        spk_gguf *gguf = NULL;
+        CHECK_OK(spk_gguf_open(path, &gguf, &err), err);
+        spk_gguf_close(gguf);
+    }
+}
+
 static void the_writer_keeps_the_rules_of_the_reader(void) {
     char             path[GB_PATH_MAX];
     spk_gguf_writer *writer = NULL;
@@ -474,6 +503,7 @@ int main(void) {
     RUN(bundled_models_rewrite_to_the_same_bytes);
     RUN(an_existing_file_is_replaced_only_on_demand);
     RUN(wrong_amounts_of_data_publish_nothing);
+    RUN(the_file_ends_where_it_is_wanted);
     RUN(the_writer_keeps_the_rules_of_the_reader);
     gb_remove_dir(dir);
     return CHECK_EXIT();

@@ -1,6 +1,7 @@
 /* tests/test_imatrix.c - importance matrices: both forms, fallbacks for single experts, and files that are wrong. */
 #include <math.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "formats/blocks.h"
 #include "formats/gguf.h"
@@ -321,6 +322,10 @@ static void what_is_no_file_is_refused(void) {
     char absent[GB_PATH_MAX];
     CHECK(spk_imatrix_open(gb_path(absent, dir, "absent"), &imatrix, &err) == SPK_E_IO, "absent: %s", err.text);
     CHECK(strstr(err.text, "absent") != NULL, "%s", err.text);
+    char pipe[GB_PATH_MAX];
+    CHECK(mkfifo(gb_path(pipe, dir, "pipe"), 0600) == 0, "mkfifo");
+    CHECK(spk_imatrix_open(pipe, &imatrix, &err) == SPK_E_IO && strstr(err.text, "is a pipe"), "a pipe: %s", err.text);
+    (void)remove(pipe);
     spk_imatrix_close(NULL);
 }
 

@@ -39,6 +39,17 @@ check "JSON: the recipe's complete text" 'grep "\"recipe_text\"" "$dir/out" | gr
 check "JSON: every tensor" '[ "$(grep -c "\"unit_stride_bytes\"" "$dir/out")" = 149 ]'
 check "JSON: nothing that JSON does not have" '! grep -qiE "[^a-z](nan|inf|null)[^a-z]" "$dir/out"'
 
+# Texts from files are any bytes; JSON is UTF-8 all the same.
+is_utf8() { iconv -f UTF-8 -t UTF-8 "$1" >/dev/null 2>&1 && grep -q "$(printf '\357\277\275')" "$1"; }
+printf '# caf\351\nrecipe latin\nabout bytes \377\nrule .*ffn_down_exps.* * -> Q4_K\n' >"$dir/latin"
+"$SPK_BIN/spk-pack" --quiet --json --recipe "$dir/latin" $model "$dir/$(printf 'caf\351').spk" >"$dir/packed" 2>"$dir/err"
+check "JSON of a packing with a recipe that is no UTF-8" '[ $? -eq 0 ] && is_utf8 "$dir/packed"'
+info --json "$dir/$(printf 'caf\351').spk"
+check "JSON of such a pack" '[ $rc -eq 0 ] && is_utf8 "$dir/out" && [ "$(grep -c "$(printf "\357\277\275")" "$dir/out")" = 2 ]'
+LC_ALL=C sed 's/blk\.1\.attn_norm/blk.1.\xe9ttn_norm/' $model >"$dir/named.gguf"
+info --json --tensors "$dir/named.gguf"
+check "JSON of a tensor name that is no UTF-8" '[ $rc -eq 0 ] && is_utf8 "$dir/out"'
+
 info --verify --threads 2 "$pack"
 check "verify counts bytes and chunks" '[ $rc -eq 0 ] && says "^verified 13869056 bytes in 5 chunks at [0-9.]+ GB/s$"'
 info --verify --json "$pack"
@@ -67,7 +78,7 @@ check "a GGUF file as JSON" '[ $rc -eq 0 ] && [ "$(field format)" = "\"gguf\"" ]
 info tests/models/tiny-qwen36.imatrix.gguf
 check "a GGUF file that is no model" '[ $rc -eq 0 ] && says "^model +none that spk runs: .*general.architecture"'
 
-refuses() { check "refuses $1" "[ \$rc -eq $2 ] && says '$3' && [ ! -s \"\$dir/out\" ]"; }
+refuses() { check "refuses $1" "[ \$rc -eq $2 ] && says '$3' && [ ! -s \"\$dir/out\" ] && [ \"\$(wc -l <\"\$dir/err\")\" = 1 ]"; }
 info --verify $model
 refuses "to verify a GGUF file" 2 "--verify: .* is a GGUF file"
 info tests/run.sh
@@ -84,6 +95,8 @@ info --threads 0 "$pack"
 refuses "no threads" 2 "--threads .0.: expected a whole number from 1"
 info --threads
 refuses "a missing value" 2 "--threads needs a value"
+info --json=yes "$pack"
+refuses "a value for a flag" 2 "--json takes no value"
 info --nonsense "$pack"
 refuses "an unknown option" 2 "unknown option .--nonsense"
 info -x "$pack"

@@ -166,6 +166,8 @@ BUILD(split_name,          gb_header(b, 3, 0, 3); gb_kv_split(b, 0, 3, 0))
 BUILD(split_count_huge,    gb_header(b, 3, 0, 3); gb_kv_split(b, 0, 65535, 0))
 BUILD(split_count_type,    gb_header(b, 3, 0, 1); gb_kv_string(b, "split.count", "3"))
 BUILD(split_no_negative,   gb_header(b, 3, 0, 1); gb_kv(b, "split.no", SPK_KV_I8, "\xff", 1))
+BUILD(split_no_array,      gb_header(b, 3, 0, 1); gb_array(b, "split.no", SPK_KV_U16, 1); gb_raw(b, "\0", 2))
+BUILD(split_count_array,   gb_header(b, 3, 0, 1); gb_array(b, "split.count", SPK_KV_U16, 1); gb_raw(b, "\1", 2))
 BUILD(split_count_zero,    gb_header(b, 3, 0, 3); gb_kv_split(b, 0, 0, 99))
 
 typedef struct {
@@ -273,6 +275,8 @@ static const row rows[] = {
     ROW(split_count_huge,    SPK_E_LIMIT, "split.count is 65535", "at most 1024"),
     ROW(split_count_type,    SPK_E_CORRUPT, "split.count", "integer"),
     ROW(split_no_negative,   SPK_E_CORRUPT, "split.no", "integer"),
+    ROW(split_no_array,      SPK_E_CORRUPT, "split.no", "integer"),
+    ROW(split_count_array,   SPK_E_CORRUPT, "split.count", "integer"),
     ROW(split_count_zero,    SPK_OK, NULL),
 };
 
@@ -313,11 +317,11 @@ static void paths_that_are_no_files(void) {
     check_open("absent", gb_path(path, dir, "absent.gguf"), SPK_E_IO, NULL, (const char *[3]){ "No such file" });
     gb_path(path, dir, "directory.gguf");
     CHECK(mkdir(path, 0700) == 0, "mkdir");
-    check_open("directory", path, SPK_E_MAGIC, NULL, (const char *[3]){ "is a directory", "expected a GGUF file" });
+    check_open("directory", path, SPK_E_IO, NULL, (const char *[3]){ "is a directory", "expected a GGUF file" });
     gb_path(path, dir, "pipe.gguf");
     CHECK(mkfifo(path, 0600) == 0, "mkfifo");
-    check_open("pipe", path, SPK_E_MAGIC, NULL, (const char *[3]){ "is a pipe", "expected a GGUF file" });
-    check_open("device", "/dev/null", SPK_E_MAGIC, NULL, (const char *[3]){ "is a device", "expected a GGUF file" });
+    check_open("pipe", path, SPK_E_IO, NULL, (const char *[3]){ "is a pipe", "expected a GGUF file" });
+    check_open("device", "/dev/null", SPK_E_IO, NULL, (const char *[3]){ "is a device", "expected a GGUF file" });
 }
 
 /* Parts of a split model with one tensor each. */

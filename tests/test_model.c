@@ -72,6 +72,21 @@ static void a_missing_or_misshapen_tensor_is_named(void) {
     unload(&m);
 }
 
+/* A model that its metadata describe as smaller than it is must not run without the rest. */
+static void a_tensor_without_a_place_is_refused(void) {
+    loaded m = load(TINY36);
+    spk_error err = { 0 };
+    spk_model_config c = m.config;
+    c.layer_count = 7;
+    CHECK(spk_model_config_check(&c, m.tensors, m.count, "x", &err) == SPK_E_MISMATCH && strstr(err.text, "blk.7."), "%s", err.text);
+    c = m.config;
+    c.shared_ff_size = 0;
+    CHECK(spk_model_config_check(&c, m.tensors, m.count, "x", &err) == SPK_E_MISMATCH && strstr(err.text, "shexp"), "%s", err.text);
+    strcpy(tensor(&m, "blk.0.ffn_gate_shexp.weight")->name, "blk.0.other.weight");
+    CHECK(spk_model_config_read(spk_gguf_kvs(m.gguf), m.tensors, m.count, TINY36, &c, &err) == SPK_E_MISSING, "%s", err.text);
+    unload(&m);
+}
+
 static void a_stored_configuration_is_not_believed(void) {
     loaded m = load(TINY36);
     spk_error err = { 0 };
@@ -176,13 +191,13 @@ static void what_decode_does_not_read_goes_to_extra(void) {
     spk_error err = { 0 };
     loaded m = load(TINY36);
     uint64_t bytes[SPK_PLACE_COUNT];
-    strcpy(tensor(&m, "token_embd.weight")->name, "x");
-    m.tensors[m.count - 1] = m.tensors[0];
     spk_tensor odd[2] = { { .name = "blk.0.unknown.weight", .type = SPK_TYPE_Q4_K, .dim_count = 4, .dims = { 512, 3, 2, 2 } },
                           { .name = "blk.8.attn_q.weight", .type = SPK_TYPE_Q4_0, .dim_count = 2, .dims = { 64, 5, 1, 1 } } };
     CHECK_OK(spk_model_place(&m.config, odd, 2, bytes, &err), err);
     for (int i = 0; i < 2; i++)
         CHECK(odd[i].section == SPK_PLACE_EXTRA && odd[i].layout == SPK_LAYOUT_ROWS, "%s", odd[i].name);
+    spk_tensor alone = { .section = SPK_PLACE_EXPERTS, .type = SPK_TYPE_F32, .dims = { 4, 4, 1, 1 } };
+    CHECK(spk_tensor_bytes_per_token(&(spk_model_config){ 0 }, &alone) == 0, "experts in a model without them");
     odd[0].dims[1] = UINT64_C(1) << 62;
     CHECK(spk_model_place(&m.config, odd, 2, bytes, &err) == SPK_E_LIMIT, "rows beyond any section");
     odd[0].dims[1] = 1;
@@ -194,6 +209,7 @@ static void what_decode_does_not_read_goes_to_extra(void) {
 int main(void) {
     RUN(fingerprints_tell_models_apart);
     RUN(a_missing_or_misshapen_tensor_is_named);
+    RUN(a_tensor_without_a_place_is_refused);
     RUN(a_stored_configuration_is_not_believed);
     RUN(roles_follow_the_layer);
     RUN(sections_are_covered_once);

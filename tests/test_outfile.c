@@ -1,6 +1,7 @@
 /* tests/test_outfile.c - output files appear whole or not at all, and never in place of what should stay. */
 #include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -101,6 +102,96 @@ static void a_symbolic_link_stays_a_link(void) {
     (void)remove(link);
 }
 
+/* All that a file system takes as a name: nothing may be put behind it. */
+static void a_name_may_have_full_length(void) {
+    char         name[256], path[GB_PATH_MAX];
+    spk_outfile *file = NULL;
+    spk_error    err = { 0 };
+    memset(name, 'n', 255);
+    name[255] = '\0';
+    for (const char *n = name; n < name + 2; n++) {      /* 255 and 254 bytes */
+        CHECK_OK(spk_outfile_create(gb_path(path, dir, n), false, 3, &file, &err), err);
+        if (file == NULL) return;
+        write_text(file, "new");
+        CHECK_OK(spk_outfile_commit(file, &err), err);
+        CHECK(holds(path, "new") && gb_file_count(dir) == 1, "%s", n);
+        (void)remove(path);
+    }
+}
+
+/* A run that was killed may have left its temporary file, and another has the same process number now. */
+static void a_stale_temporary_file_is_no_obstacle(void) {
+    char         path[GB_PATH_MAX], stale[GB_PATH_MAX], name[64];
+    spk_outfile *file = NULL, *second = NULL;
+    spk_error    err = { 0 };
+    (void)snprintf(name, sizeof name, ".spk-%ld-0", (long)getpid());
+    put_file(gb_path(stale, dir, name), "stale");
+    CHECK_OK(spk_outfile_create(gb_path(path, dir, "new"), false, 3, &file, &err), err);
+    CHECK_OK(spk_outfile_create(gb_path(path, dir, "second"), false, 3, &second, &err), err);
+    if (file == NULL || second == NULL) return;
+    write_text(second, "2nd");
+    write_text(file, "new");
+    CHECK_OK(spk_outfile_commit(second, &err), err);
+    CHECK_OK(spk_outfile_commit(file, &err), err);
+    CHECK(holds(path, "2nd") && holds(gb_path(path, dir, "new"), "new"), "both files");
+    CHECK(holds(stale, "stale") && gb_file_count(dir) == 3, "what is not ours stays");
+    (void)remove(path);
+    (void)remove(gb_path(path, dir, "second"));
+    (void)remove(stale);
+}
+
+static void a_replaced_file_keeps_its_permissions(void) {
+    static const mode_t modes[] = { 0600, 0640, 0664, 0777 };
+    char         path[GB_PATH_MAX];
+    spk_outfile *file = NULL;
+    spk_error    err = { 0 };
+    put_file(gb_path(path, dir, "old"), "old");
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        struct stat before, after;
+        CHECK(chmod(path, modes[i]) == 0, "chmod");
+        if (geteuid() == 0) CHECK(chown(path, 65534, 65534) == 0, "chown");
+        CHECK(stat(path, &before) == 0, "stat");
+        CHECK_OK(spk_outfile_create(path, true, 3, &file, &err), err);
+        write_text(file, "new");
+        CHECK_OK(spk_outfile_commit(file, &err), err);
+        CHECK(stat(path, &after) == 0 && after.st_mode == before.st_mode, "mode %o, expected %o",
+              (unsigned)after.st_mode, (unsigned)before.st_mode);
+        CHECK(after.st_uid == before.st_uid && after.st_gid == before.st_gid, "the owner stays");
+        CHECK(after.st_ino != before.st_ino, "it was replaced");
+    }
+    (void)remove(path);
+}
+
+/* As a user for whom the mode counts: root may write to any file, and replaces it. */
+static void a_write_protected_file_is_refused(void) {
+    char path[GB_PATH_MAX];
+    int  status = 0;
+    put_file(gb_path(path, dir, "old"), "old");
+    CHECK(chmod(path, 0444) == 0 && chmod(dir, 0777) == 0, "chmod");
+    (void)fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        spk_outfile *file = NULL;
+        spk_error    err = { 0 };
+        if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) _exit(3);
+        if (spk_outfile_create(path, true, 3, &file, &err) != SPK_E_IO) _exit(1);
+        _exit(strstr(err.text, path) != NULL && strstr(err.text, "write-protected") != NULL ? 0 : 2);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0, "the child: %x", status);
+    CHECK(holds(path, "old") && gb_file_count(dir) == 1, "unchanged");
+    CHECK(chmod(dir, 0700) == 0, "chmod");
+    if (geteuid() == 0) {
+        spk_outfile *file = NULL;
+        spk_error    err = { 0 };
+        struct stat  after;
+        CHECK_OK(spk_outfile_create(path, true, 3, &file, &err), err);
+        write_text(file, "new");
+        CHECK_OK(spk_outfile_commit(file, &err), err);
+        CHECK(holds(path, "new") && stat(path, &after) == 0 && (after.st_mode & 0777) == 0444, "root replaces it");
+    }
+    (void)remove(path);
+}
+
 static void what_cannot_be_a_file_is_refused(void) {
     char path[GB_PATH_MAX];
     CHECK(mkfifo(gb_path(path, dir, "pipe"), 0600) == 0, "mkfifo");
@@ -128,8 +219,8 @@ static void too_little_space_is_seen_before_writing(void) {
 }
 
 static void a_signal_removes_the_temporary_file(void) {
-    static const int signals[] = { SIGHUP, SIGINT, SIGTERM };
-    for (int i = 0; i < 3; i++) {
+    static const int signals[] = { SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGPIPE, SIGALRM, SIGXCPU, SIGUSR1, SIGBUS };
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
         char  path[GB_PATH_MAX];
         int   status = 0;
         pid_t child;
@@ -139,6 +230,7 @@ static void a_signal_removes_the_temporary_file(void) {
         if (child == 0) {
             spk_outfile *file = NULL;
             (void)signal(signals[i], SIG_DFL);           /* may come ignored, as under nohup */
+            (void)setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 });
             spk_outfile_remove_on_signals();
             if (spk_outfile_create(path, false, 3, &file, NULL) != SPK_OK || gb_file_count(dir) != 1) _exit(1);
             (void)raise(signals[i]);
@@ -148,6 +240,30 @@ static void a_signal_removes_the_temporary_file(void) {
         CHECK(WIFSIGNALED(status) && WTERMSIG(status) == signals[i], "ends by signal %d: %x", signals[i], status);
         CHECK(gb_file_count(dir) == 0, "nothing is left after signal %d", signals[i]);
     }
+}
+
+static void on_signal(int signal_number) { (void)signal_number; }
+
+/* An ignored signal, and one that the program handles itself, leave the file alone. */
+static void other_dispositions_stay(void) {
+    char  path[GB_PATH_MAX];
+    int   status = 0;
+    gb_path(path, dir, "whole");
+    (void)fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        spk_outfile *file = NULL;
+        (void)signal(SIGPIPE, SIG_IGN);
+        (void)signal(SIGUSR1, on_signal);
+        spk_outfile_remove_on_signals();
+        if (spk_outfile_create(path, false, 3, &file, NULL) != SPK_OK) _exit(1);
+        (void)raise(SIGPIPE);
+        (void)raise(SIGUSR1);
+        _exit(spk_outfile_write(file, 0, "new", 3, NULL) == SPK_OK && spk_outfile_commit(file, NULL) == SPK_OK ? 0 : 2);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0, "the child: %x", status);
+    CHECK(holds(path, "new") && gb_file_count(dir) == 1, "the file is there");
+    (void)remove(path);
 }
 
 static void same_file_compares_what_paths_lead_to(void) {
@@ -167,9 +283,14 @@ int main(void) {
     RUN(replacing_needs_permission);
     RUN(a_file_that_came_meanwhile_stays);
     RUN(a_symbolic_link_stays_a_link);
+    RUN(a_name_may_have_full_length);
+    RUN(a_stale_temporary_file_is_no_obstacle);
+    RUN(a_replaced_file_keeps_its_permissions);
+    RUN(a_write_protected_file_is_refused);
     RUN(what_cannot_be_a_file_is_refused);
     RUN(too_little_space_is_seen_before_writing);
     RUN(a_signal_removes_the_temporary_file);
+    RUN(other_dispositions_stay);
     RUN(same_file_compares_what_paths_lead_to);
     gb_remove_dir(dir);
     return CHECK_EXIT();

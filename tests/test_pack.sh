@@ -35,7 +35,7 @@ expect_files() { [ "$(files)" = "$1" ] || fail "files are '$(files)', expected '
 check() {
     result=ok why=
     "$1"
-    rm -rf "${dir:?}"/*
+    find "${dir:?}" -mindepth 1 -delete                     # hidden files too
     printf '%-4s %s%s\n' "$result" "$1" "$why"
     [ "$result" != FAIL ] || failed=1
 }
@@ -62,6 +62,7 @@ wrong_usage_is_status_2() {
     done
     run 2 "$pack" --set nonsense "$tiny" "$dir/a"; says err "REGEX=TYPE"
     run 2 "$pack" --set 'output\.weight=Q3_K' "$tiny" "$dir/a"; says err "cannot requantize to 'Q3_K'"
+    says err "--set 'output\.weight=Q3_K': cannot"       # no line number
     printf 'recipe x\nrule a F32 to Q4_K\n' >"$dir/x.recipe"
     run 2 "$pack" --recipe "$dir/x.recipe" "$tiny" "$dir/a"; says err "x.recipe:2: "
     run 2 "$unpack" "$dir/a"; says err "found 1 path"
@@ -99,13 +100,39 @@ a_dry_run_touches_nothing() {
 }
 
 a_model_without_a_default_is_packed_natively_and_told() {
-    run 0 "$pack" "$moe" "$dir/a.spk"; says out "recipe     native"
+    run 0 "$pack" "$moe" "$dir/a.spk"; says out "recipe     native: "   # and not "native (default)"
+    run 0 "$pack" --json --dry-run "$moe"; says out '"recipe_is_default":	false'
+    run 0 "$pack" --json --dry-run "$tiny"; says out '"recipe_is_default":	true'
+    run 0 "$pack" --force "$moe" "$dir/a.spk"
     says err "no recipe is the default of this model (qwen3moe"
     run 0 "$pack" --quiet --force "$moe" "$dir/a.spk"
     [ ! -s "$dir/err" ] || fail "--quiet: $(cat "$dir/err")"
     run 0 "$pack" --recipe native --force "$moe" "$dir/a.spk"
     [ ! -s "$dir/err" ] || fail "asked for, yet: $(cat "$dir/err")"
     run 1 "$pack" --recipe ffn --force "$moe" "$dir/a.spk"; says err "ffn_(gate|up|down)_shexp"
+    says err "$moe: recipe ffn: rule"                    # which file it does not fit
+}
+
+# A typo is no reason to pack something else: not where the recipe is a default, nor where it falls back to native.
+a_set_that_matches_nothing_is_an_error() {
+    for model in "$tiny" "$moe" "$bf16"; do
+        [ -e "$model" ] || continue
+        run 1 "$pack" --set 'nosuch=Q8_0' "$model" "$dir/a.spk"
+        says err "$model: rule 'nosuch * -> Q8_0' of --set matches no tensor"
+        grep -q "default" "$dir/err" && fail "blames the default: $(cat "$dir/err")"
+    done
+    expect_files ""
+}
+
+a_tokenizer_that_spk_run_cannot_use_is_told() {
+    LC_ALL=C sed 's/tokenizer.ggml.merges/tokenizer.ggml.mergee/' "$tiny" >"$dir/no-merges.gguf"
+    LC_ALL=C sed 's/gpt2/bert/' "$tiny" >"$dir/bert.gguf"
+    run 0 "$pack" --dry-run "$dir/no-merges.gguf"
+    says err "spk-run will have no tokenizer for this model: $dir/no-merges.gguf: no metadata key tokenizer.ggml.merges"
+    [ "$(wc -l <"$dir/err")" -eq 1 ] || fail "more than a line: $(cat "$dir/err")"
+    run 0 "$pack" --quiet "$dir/no-merges.gguf" "$dir/a.spk"
+    [ ! -s "$dir/err" ] || fail "--quiet: $(cat "$dir/err")"
+    run 0 "$pack" --dry-run "$dir/bert.gguf"; says err "bert.gguf: tokenizer model 'bert' is not supported"
 }
 
 a_default_that_does_not_fit_the_types_is_told() {
@@ -141,7 +168,10 @@ a_bad_input_is_one_line_and_leaves_nothing() {
     run 1 "$pack" "$dir/empty.gguf" "$dir/a.spk"; says err "empty.gguf"
     run 1 "$pack" "$dir/none.gguf" "$dir/a.spk"; says err "none.gguf"
     run 1 "$pack" "$dir" "$dir/a.spk"
-    run 1 "$pack" "$dir/fifo" "$dir/a.spk"
+    run 1 timeout 10 "$pack" "$dir/fifo" "$dir/a.spk"; says err "fifo: is a pipe"
+    run 1 timeout 10 "$pack" --imatrix "$dir/fifo" "$tiny" "$dir/a.spk"; says err "fifo: is a pipe"
+    run 1 timeout 10 "$pack" --recipe "$dir/fifo" "$tiny" "$dir/a.spk"; says err "fifo: is a pipe"
+    run 1 timeout 10 "$unpack" "$dir/fifo" "$dir/a.gguf"; says err "fifo: is a pipe"
     run 1 "$pack" --recipe nosuch "$tiny" "$dir/a.spk"; says err "nosuch"
     run 1 "$pack" --imatrix "$tiny" "$tiny" "$dir/a.spk"
     run 1 "$pack" --set 'blk\.0\.ffn_gate_inp\.weight=Q8_0' "$tiny" "$dir/a.spk"; says err "is protected"
@@ -183,7 +213,7 @@ a_terminated_run_leaves_nothing() {
     if [ ! -e "$bf16" ]; then skip "$bf16 is not there"; return; fi
     "$pack" --threads 1 --recipe native --set '.*_exps\.weight=Q6_K' "$bf16" "$dir/a.spk" >/dev/null 2>"$dir/err" &
     local pid=$! tries=0
-    until compgen -G "$dir/a.spk.tmp-*" >/dev/null || [ -e "$dir/a.spk" ] || [ $((tries += 1)) -gt 100000 ]; do :; done
+    until compgen -G "$dir/.spk-*" >/dev/null || [ -e "$dir/a.spk" ] || [ $((tries += 1)) -gt 100000 ]; do :; done
     kill -TERM $pid 2>/dev/null
     wait $pid 2>/dev/null
     local rc=$?
@@ -194,14 +224,27 @@ a_terminated_run_leaves_nothing() {
 
 unpacking_gives_the_source_back() {
     run 0 "$pack" --recipe native "$tiny" "$dir/a.spk"
-    run 0 "$unpack" "$dir/a.spk" "$dir/a.gguf"
-    [ ! -s "$dir/err" ] || fail "stderr: $(cat "$dir/err")"
+    run 0 "$unpack" "$dir/a.spk" "$dir/a.gguf"; says err "a.gguf: identical to the source"
     cmp -s "$tiny" "$dir/a.gguf" || fail "the GGUF differs from the source"
     run 1 "$unpack" "$dir/a.spk" "$dir/a.gguf"; says err "exists"
     run 0 "$unpack" --force "$dir/a.spk" "$dir/a.gguf"
     run 1 "$unpack" --force "$dir/a.spk" "$dir/a.spk"; says err "is the pack itself"
     run 1 "$unpack" "$tiny" "$dir/b.gguf"; says err "tiny-qwen36-ud-q4_k_m.gguf"
     expect_files "./a.gguf ./a.spk "
+}
+
+# A byte of padding between the tensor list and the data that is not zero: legal, and not in a pack.
+unpacking_something_else_than_the_source_is_told() {
+    local name=blk.7.post_attention_norm.weight at   # the last of the list; 24 bytes follow its name
+    cp "$tiny" "$dir/in.gguf"
+    at=$(LC_ALL=C grep -abo "$name" "$tiny" | tail -n 1 | cut -d: -f1)
+    printf '\001' | dd of="$dir/in.gguf" bs=1 seek=$((at + ${#name} + 24)) conv=notrunc status=none
+    run 0 "$pack" --recipe native "$dir/in.gguf" "$dir/a.spk"
+    run 0 "$unpack" "$dir/a.spk" "$dir/a.gguf"
+    says err "a.gguf: same tensors and metadata, but not the same bytes as the source (padding or order"
+    cmp -s "$tiny" "$dir/a.gguf" || fail "not the tensors and metadata"
+    run 0 "$unpack" --quiet --force "$dir/a.spk" "$dir/a.gguf"
+    [ ! -s "$dir/err" ] || fail "--quiet: $(cat "$dir/err")"
 }
 
 unpacking_a_requant_gives_a_gguf_and_says_so() {
@@ -215,11 +258,12 @@ unpacking_a_requant_gives_a_gguf_and_says_so() {
 }
 
 for t in help_and_version wrong_usage_is_status_2 a_pack_is_made_and_reported json_is_complete \
-    a_dry_run_touches_nothing \
+    a_dry_run_touches_nothing a_set_that_matches_nothing_is_an_error a_tokenizer_that_spk_run_cannot_use_is_told \
     a_model_without_a_default_is_packed_natively_and_told a_default_that_does_not_fit_the_types_is_told \
     existing_files_and_inputs_are_kept a_bad_input_is_one_line_and_leaves_nothing an_unwritable_directory_is_refused \
     a_file_size_limit_leaves_nothing too_small_a_disk_is_told_before_the_work a_full_stdout_is_a_failure \
-    a_terminated_run_leaves_nothing unpacking_gives_the_source_back unpacking_a_requant_gives_a_gguf_and_says_so; do
+    a_terminated_run_leaves_nothing unpacking_gives_the_source_back \
+    unpacking_something_else_than_the_source_is_told unpacking_a_requant_gives_a_gguf_and_says_so; do
     check $t
 done
 exit $failed

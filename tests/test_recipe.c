@@ -1,6 +1,7 @@
 /* tests/test_recipe.c - the recipe grammar, its errors, the built-in recipes and applying them. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "formats/gguf.h"
 #include "requant/convert.h"
@@ -102,6 +103,15 @@ static void an_error_names_its_line(void) {
         CHECK(spk_recipe_parse(bad[i].text, "t", &recipe, &err) == SPK_E_USAGE, "case %zu: %s", i, err.text);
         CHECK(strncmp(err.text, bad[i].want, strlen(bad[i].want)) == 0, "case %zu: %s", i, err.text);
     }
+}
+
+static void a_byte_order_mark_is_skipped(void) {
+    spk_recipe *recipe;
+    spk_error err = { 0 };
+    CHECK_OK(spk_recipe_parse("\xef\xbb\xbfrecipe a\nabout x\n", "t", &recipe, &err), err);
+    CHECK(strcmp(spk_recipe_text(recipe), "recipe a\nabout x\n") == 0, "%s", spk_recipe_text(recipe));
+    spk_recipe_free(recipe);
+    CHECK(spk_recipe_parse("recipe a\n\xef\xbb\xbf" "about x\n", "t", &recipe, &err) == SPK_E_USAGE, "inside");
 }
 
 static void limits_are_enforced(void) {
@@ -231,17 +241,47 @@ static void a_set_that_overrides_a_whole_rule_is_no_error(void) {
     spk_recipe_free(recipe);
 }
 
+/* Not SPK_E_MISMATCH, which is about the types of a file: a typo is no reason to take another recipe. */
+static void a_set_that_matches_nothing_is_named(void) {
+    spk_recipe *recipe;
+    spk_error err = { 0 };
+    CHECK_OK(spk_recipe_load("ffn", "", &recipe, &err), err);
+    CHECK_OK(spk_recipe_set(recipe, "output\\.weight=Q8_0", &err), err);
+    CHECK_OK(apply(recipe, &err), err);
+    CHECK_OK(spk_recipe_set(recipe, "nosuch=Q8_0", &err), err);
+    CHECK_OK(spk_recipe_set(recipe, "token_embd\\.weight=Q8_0", &err), err);
+    CHECK(apply(recipe, &err) == SPK_E_MISSING &&
+          strcmp(err.text, "rule 'nosuch * -> Q8_0' of --set matches no tensor that decode reads") == 0, "%s",
+          err.text);
+    spk_recipe_free(recipe);
+}
+
+static void a_set_beyond_the_limit_is_refused(void) {
+    char *text = malloc(SPK_RECIPE_BYTES_MAX), *end = text + sprintf(text, "recipe a\n");
+    spk_recipe *recipe;
+    spk_error err = { 0 };
+    for (int i = 0; i < SPK_RECIPE_RULE_COUNT_MAX; i++) end += sprintf(end, "rule x F32 -> Q4_K\n");
+    CHECK_OK(spk_recipe_parse(text, "t", &recipe, &err), err);
+    CHECK(spk_recipe_set(recipe, "y=Q4_K", &err) == SPK_E_USAGE &&
+          strcmp(err.text, "--set 'y=Q4_K': more than 1024 rules") == 0, "%s", err.text);
+    spk_recipe_free(recipe);
+    free(text);
+}
+
 static void a_bad_set_is_refused_and_changes_nothing(void) {
     static const char *const bad[][2] = {
         { "x", "REGEX=TYPE" }, { "=Q4_K", "REGEX=TYPE" }, { "x=", "REGEX=TYPE" }, { "#x=Q4_K", "REGEX=TYPE" },
-        { "a b=Q4_K", "without spaces" }, { "x=Q4_0", "cannot requantize to 'Q4_0'" }, { "x(=Q4_K", "regex 'x('" } };
+        { "a b=Q4_K", "without spaces" }, { "a\x01=Q4_K", "without spaces" },
+        { "x=Q4_0", "cannot requantize to 'Q4_0'" }, { "x(=Q4_K", "regex 'x('" } };
     spk_recipe *recipe;
     spk_error err = { 0 };
     CHECK_OK(spk_recipe_load("ffn", "", &recipe, &err), err);
     char *before = strdup(spk_recipe_text(recipe));
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         CHECK(spk_recipe_set(recipe, bad[i][0], &err) == SPK_E_USAGE, "%s: %s", bad[i][0], err.text);
-        CHECK(strstr(err.text, bad[i][1]) != NULL && strstr(err.text, "--set") != NULL, "%s: %s", bad[i][0], err.text);
+        CHECK(strstr(err.text, bad[i][1]) != NULL && strncmp(err.text, "--set '", 7) == 0, "%s: %s", bad[i][0],
+              err.text);
+        CHECK(strstr(err.text, ":0") == NULL, "a line number where there are no lines: %s", err.text);
     }
     CHECK(strcmp(before, spk_recipe_text(recipe)) == 0, "%s", spk_recipe_text(recipe));
     CHECK_OK(spk_recipe_set(recipe, "x=y=Q4_K", &err), err); /* the last '=' divides */
@@ -333,6 +373,8 @@ static void a_recipe_is_read_from_a_file(void) {
     gb_save(&b, path);
     CHECK(spk_recipe_load(path, QWEN36, &recipe, &err) == SPK_E_LIMIT, "%s", err.text);
     CHECK(spk_recipe_load(dir, QWEN36, &recipe, &err) == SPK_E_IO, "%s", err.text);
+    CHECK(mkfifo(gb_path(path, dir, "pipe"), 0600) == 0, "mkfifo");
+    CHECK(spk_recipe_load(path, QWEN36, &recipe, &err) == SPK_E_IO && strstr(err.text, "is a pipe"), "%s", err.text);
     CHECK(spk_recipe_load("nosuch", QWEN36, &recipe, &err) == SPK_E_MISSING && strstr(err.text, "nosuch"), "%s",
           err.text);
     gb_free(&b);
@@ -343,6 +385,7 @@ int main(void) {
     load_model();
     RUN(a_recipe_is_parsed);
     RUN(an_error_names_its_line);
+    RUN(a_byte_order_mark_is_skipped);
     RUN(limits_are_enforced);
     RUN(the_first_rule_that_matches_the_name_wins);
     RUN(a_tensor_of_the_target_type_is_copied_and_counts);
@@ -353,6 +396,8 @@ int main(void) {
     RUN(an_exploding_regex_ends);
     RUN(set_rules_come_first_and_the_last_one_wins);
     RUN(a_set_that_overrides_a_whole_rule_is_no_error);
+    RUN(a_set_that_matches_nothing_is_named);
+    RUN(a_set_beyond_the_limit_is_refused);
     RUN(a_bad_set_is_refused_and_changes_nothing);
     RUN(a_model_gets_its_default);
     RUN(built_in_recipes_are_named_as_their_files);

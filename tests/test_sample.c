@@ -31,6 +31,18 @@ static void temperature_zero_takes_the_largest_and_ties_go_low(void) {
           draw_once((spk_sampler_options){ .temperature = 1, .top_p = 1, .min_p = 1 }) == 900, "min-p 1 keeps the best");
 }
 
+static void no_token_comes_from_logits_that_are_no_distribution(void) {
+    static const float bad[] = { NAN, -INFINITY, INFINITY };
+    for (size_t b = 0; b < sizeof bad / sizeof *bad; b++)
+        for (int way = 0; way < 3; way++) {
+            spk_sampler_options o = { .temperature = way > 0 ? 0.8f : 0, .top_k = way > 1 ? 40 : 0, .top_p = 1 };
+            for (int i = 0; i < VOCAB; i++) logits[i] = bad[b];
+            CHECK(draw_once(o) == SPK_TOKEN_NONE, "all %g, way %d", (double)bad[b], way);
+            logits[700] = 1;
+            CHECK(draw_once(o) == (bad[b] > 0 ? SPK_TOKEN_NONE : 700), "all %g but one, way %d", (double)bad[b], way);
+        }
+}
+
 /* How often each token comes, against softmax restricted to `allowed`. */
 static void check_frequencies(spk_sampler_options o, const unsigned char *allowed, const char *what) {
     static uint32_t seen[VOCAB];
@@ -96,6 +108,7 @@ static void a_seed_repeats(void) {
 int main(void) {
     scratch = malloc(spk_sampler_scratch_bytes(VOCAB));
     RUN(temperature_zero_takes_the_largest_and_ties_go_low);
+    RUN(no_token_comes_from_logits_that_are_no_distribution);
     RUN(limits_keep_exactly_the_candidates_they_name);
     RUN(a_seed_repeats);
     free(scratch);

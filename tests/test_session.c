@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cjson/cJSON.h>
@@ -9,6 +10,7 @@
 #include "requant/convert.h"
 #include "runtime/runtime.h"
 #include "tests/check.h"
+#include "tests/model_build.h"
 
 static const char *const MODELS[][2] = {
     { "packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.gguf", "tests/golden/tiny-qwen36-ud-q4_k_m.json" },
@@ -185,6 +187,37 @@ static void a_native_pack_gives_the_bits_of_its_gguf(void) {
     (void)remove(path);
 }
 
+/* Widths that the bundled models do not have: attention wider or narrower than GDN, odd numbers of super-blocks, widths
+ * that tiles do not take, a V-to-K head ratio of 3, a tied head. */
+static void the_fast_path_follows_the_reference_on_any_shape(void) {
+    static const model_shape shapes[] = {
+        { 256, 4, 8, 2, 64, 2, 4, 64, 256, 512, SPK_TYPE_Q8_0 },    /* q 512, value 256 */
+        { 256, 4, 4, 2, 64, 2, 8, 64, 512, 512, SPK_TYPE_Q8_0 },    /* q 256, value 512 */
+        { 256, 4, 5, 5, 64, 2, 4, 64, 768, 512, SPK_TYPE_Q8_0 },    /* q 320: not in tiles */
+        { 512, 2, 6, 3, 128, 2, 6, 64, 288, 320, SPK_TYPE_Q8_0 },   /* q 768, value 384, ff 288 */
+        { 96, 2, 3, 1, 32, 1, 3, 32, 160, 96, SPK_TYPE_F32 },       /* nothing in tiles */
+    };
+    uint32_t tokens[24], vocab = 0;
+    char path[64];
+    (void)snprintf(path, sizeof path, "/tmp/spk-test-session-%d.gguf", (int)getpid());
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        for (uint32_t t = 0; t < 24; t++) tokens[t] = (t * 37 + 5) % shapes[i].vocab;
+        model_build(path, &shapes[i], 100 + i);
+        float *ref = evaluate(path, SPK_BACKEND_REF, 0, 0, tokens, 24, &vocab);
+        float *fast = evaluate(path, SPK_BACKEND_AUTO, 0, 5, tokens, 24, &vocab);
+        double error = 0, square = 0;
+        for (size_t j = 0; ref && fast && j < 24 * (size_t)vocab; j++) {
+            error += (ref[j] - fast[j]) * (double)(ref[j] - fast[j]);
+            square += ref[j] * (double)ref[j];
+        }
+        double relative = sqrt(error / square);
+        CHECK(relative < 0.02, "shape %zu: relative error of the logits %g", i, relative);
+        free(ref);
+        free(fast);
+    }
+    (void)remove(path);
+}
+
 static void reset_starts_over_and_the_context_has_an_end(void) {
     spk_error err = { 0 };
     spk_model *model = NULL;
@@ -213,7 +246,10 @@ static void reset_starts_over_and_the_context_has_an_end(void) {
 }
 
 static void what_is_no_model_is_refused_in_one_line(void) {
-    static const char *const paths[] = { "README.md", "tests", "/dev/null", "no-such-file" };
+    char fifo[64];
+    (void)snprintf(fifo, sizeof fifo, "/tmp/spk-test-session-%d.fifo", (int)getpid());
+    CHECK(mkfifo(fifo, 0600) == 0, "%s", fifo);
+    const char *const paths[] = { "README.md", "tests", "/dev/null", "no-such-file", fifo };
     spk_model_options mo = { .backend = SPK_BACKEND_AUTO };
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
         spk_error err = { 0 };
@@ -221,12 +257,14 @@ static void what_is_no_model_is_refused_in_one_line(void) {
         CHECK(spk_model_open(paths[i], &mo, &model, &err) != SPK_OK, "%s", paths[i]);
         CHECK(strstr(err.text, paths[i]) != NULL && strchr(err.text, '\n') == NULL, "%s", err.text);
     }
+    (void)unlink(fifo);
 }
 
 int main(void) {
     RUN(reference_reproduces_the_golden_logits_and_the_fast_path_stays_near);
     RUN(threads_and_batches_never_change_a_bit);
     RUN(a_native_pack_gives_the_bits_of_its_gguf);
+    RUN(the_fast_path_follows_the_reference_on_any_shape);
     RUN(reset_starts_over_and_the_context_has_an_end);
     RUN(what_is_no_model_is_refused_in_one_line);
     return CHECK_EXIT();

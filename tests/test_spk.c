@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 
 #include "tests/check.h"
 #include "tests/spk_build.h"
@@ -118,6 +119,42 @@ static void digest_is_canonical_xxh3(void) {
     CHECK(strcmp(text, "99aa06d3014798d86001c324468d497f") == 0, "%s", text);
 }
 
+static void a_digest_may_come_in_pieces(void) {
+    enum { SIZE = 5000 };
+    uint8_t *bytes = random_bytes(SIZE, 3);
+    spk_digest whole = spk_digest_of(bytes, SIZE);
+    for (uint64_t piece = 1; piece <= SIZE; piece = piece * 3 + 1) {
+        spk_digester *digester = NULL;
+        spk_error error = { 0 };
+        CHECK_OK(spk_digester_create(&digester, &error), error);
+        for (uint64_t at = 0; at < SIZE; at += piece)
+            spk_digester_add(digester, bytes + at, SIZE - at < piece ? SIZE - at : piece);
+        spk_digest digest = spk_digester_result(digester);
+        CHECK(memcmp(&digest, &whole, sizeof digest) == 0, "pieces of %u", (unsigned)piece);
+        spk_digester_destroy(digester);
+    }
+    free(bytes);
+}
+
+/* Sound by the rules of the format, but no model that the runtime would take: spk-info must not pass it either. */
+static void spk_info_refuses_what_the_runtime_refuses(void) {
+    const char *bin = getenv("SPK_BIN");
+    char command[300], text[600] = "";
+    spk_error error;
+    if (bin == NULL) {
+        SKIP("SPK_BIN is not set");
+        return;
+    }
+    free(write_model(pack_path, &small_model, 1000));
+    CHECK(check_status(pack_path, &error) == SPK_OK, "%s", error.text);
+    (void)snprintf(command, sizeof command, "'%.200s/spk-info' --verify %s 2>&1", bin, pack_path);
+    FILE *info = popen(command, "r");
+    CHECK(info != NULL && fread(text, 1, sizeof text - 1, info) > 0, "%s", command);
+    int status = info == NULL ? -1 : pclose(info);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 1, "exit status %d: %s", status, text);
+    CHECK(strstr(text, "context_length") != NULL && strstr(text, "verified") == NULL, "%s", text);
+}
+
 static void pieces_do_not_matter(void) {
     static const model m = { { 9 << 20, 24576, 5 << 20, 4096 }, model_tensors, TENSOR_COUNT };
     static const uint64_t pieces[] = { UINT64_C(1) << 40, 4 << 20, (4 << 20) - 1, 100001, 11 << 20 };
@@ -178,6 +215,12 @@ static void writer_publishes_only_what_the_reader_takes(void) {
     CHECK(!exists(other_path), "nothing is left");
     CHECK_OK(try_write(32768, model_tensors, &error), error);
     options.kv_count = KV_COUNT;
+    spk_model_config dense = model_config;
+    dense.expert_count = 0;
+    options.config = &dense;
+    CHECK(spk_pack_writer_begin(&options, &writer, &error) == SPK_E_CORRUPT && strstr(error.text, "R13"), "%s",
+          error.text);
+    options.config = &model_config;
     options.replace = false;
     CHECK(spk_pack_writer_begin(&options, &writer, &error) == SPK_E_EXISTS, "%s", error.text);
     CHECK(open_status(other_path, &error) == SPK_OK, "%s", error.text);
@@ -250,6 +293,8 @@ int main(void) {
     RUN(reads_back_what_was_written);
     RUN(digests_cover_what_the_page_says);
     RUN(the_page_shows_this_pack);
+    RUN(a_digest_may_come_in_pieces);
+    RUN(spk_info_refuses_what_the_runtime_refuses);
     RUN(pieces_do_not_matter);
     RUN(writer_publishes_only_what_the_reader_takes);
     RUN(verify_names_chunk_and_tensor);

@@ -252,6 +252,16 @@ static void other_rules_are_checked(void) {
     i.bytes[section_of(&i, SPK_SECTION_CONFIG)->offset_bytes + 127] = 1;
     seal(&i);
     check_broken(&i, SPK_E_CORRUPT, "R13");
+    uint32_t expert_count = 0;                           /* a division by it awaits who believes this */
+    i = model_image();
+    memcpy(i.bytes + section_of(&i, SPK_SECTION_CONFIG)->offset_bytes + 76, &expert_count, sizeof expert_count);
+    seal(&i);
+    check_broken(&i, SPK_E_CORRUPT, "R13: section EXPERTS in a pack of a model without experts");
+    expert_count = 3;
+    i = model_image();
+    memcpy(i.bytes + section_of(&i, SPK_SECTION_CONFIG)->offset_bytes + 76, &expert_count, sizeof expert_count);
+    seal(&i);
+    check_broken(&i, SPK_E_CORRUPT, "R19: tensor 'blk.0.ffn_gate_exps.weight' in section EXPERTS has 2 matrices");
     i = model_image();
     memcpy(tensor_of(&i, 4)->name, tensor_of(&i, 3)->name, 64);
     seal(&i);
@@ -267,6 +277,34 @@ static void check_record(const char *text, size_t at, uint8_t value, const char 
     if (found != NULL) found[at] = value;
     seal(&i);
     check_broken(&i, SPK_E_CORRUPT, message);
+}
+
+/* Replaces the value of a number in PROVENANCE by an array of one such number. */
+static void number_becomes_array(const char *key, uint32_t type) {
+    static const uint64_t one = 1;
+    const uint32_t array = SPK_KV_ARRAY;
+    image i = model_image();
+    spk_disk_section *s = section_of(&i, SPK_SECTION_PROVENANCE);
+    uint8_t *start = i.bytes + s->offset_bytes, *kind = memmem(start, s->stored_bytes, key, strlen(key));
+    CHECK(kind != NULL, "%s", key);
+    kind += strlen(key);
+    uint8_t *value = kind + sizeof type, *end = start + s->stored_bytes;
+    memmove(value + 12, value, (size_t)(end - value));   /* into the padding */
+    memcpy(kind, &array, sizeof array);
+    memcpy(value, &type, sizeof type);
+    memcpy(value + 4, &one, sizeof one);
+    s->stored_bytes += 12;
+    s->raw_bytes += 12;
+    seal(&i);
+    char text[80];
+    (void)snprintf(text, sizeof text, "R22: PROVENANCE has no number '%s'", key);
+    check_broken(&i, SPK_E_CORRUPT, text);
+}
+
+static void provenance_has_no_arrays(void) {
+    number_becomes_array("source.bytes", SPK_KV_U64);
+    number_becomes_array("source.alignment", SPK_KV_U64);
+    number_becomes_array("source.gguf_version", SPK_KV_U32);
 }
 
 static void provenance_is_checked(void) {
@@ -400,7 +438,7 @@ static void accepted_placements_never_overlap(void) {
             if (t[k].dims[2] > 1) t[k].matrix_stride_bytes = below(&seed, 8) ? matrix : 16 * (1 + below(&seed, 20));
         }
         spk_error error;
-        bool taken = spk_rules_tensors(t, 3, sections, "", &error) == SPK_OK;
+        bool taken = spk_rules_tensors(t, 3, sections, 0, "", &error) == SPK_OK;
         bool by_overlap = !taken && strstr(error.text, "R21") != NULL;
         if (!taken && !by_overlap) continue;             /* broken for another reason */
         static uint8_t map[BYTES];
@@ -426,7 +464,7 @@ static spk_status status_of_interleaved(uint32_t count, spk_error *error) {
         tensors[i] = (spk_tensor){ .name = { (char)('a' + i) }, .dim_count = 2, .dims = { 4, 3, 1, 1 },
                                    .layout = SPK_LAYOUT_ROWS, .section = SPK_PLACE_STATIC, .offset_bytes = 16 * i,
                                    .unit_stride_bytes = 16 * count };
-    return spk_rules_tensors(tensors, count, sections, "x", error);
+    return spk_rules_tensors(tensors, count, sections, 0, "x", error);
 }
 
 static void interleaving_is_bounded(void) {
@@ -448,17 +486,11 @@ static void placements_of_real_models_are_taken(void) {
         if (gguf == NULL) continue;
         uint64_t count = spk_gguf_tensor_count(gguf), section_bytes[SPK_PLACE_COUNT];
         spk_tensor *tensors = calloc(count, sizeof *tensors);
-        for (uint64_t i = 0; i < count; i++) {
-            const spk_gguf_tensor *g = spk_gguf_tensor_at(gguf, i);
-            memcpy(tensors[i].name, g->name, sizeof g->name);
-            memcpy(tensors[i].dims, g->dims, sizeof g->dims);
-            tensors[i].type = tensors[i].source_type = g->type;
-            tensors[i].dim_count = g->dim_count;
-        }
+        for (uint64_t i = 0; i < count; i++) spk_tensor_from_gguf(spk_gguf_tensor_at(gguf, i), &tensors[i]);
         spk_model_config config;
         CHECK_OK(spk_model_config_read(spk_gguf_kvs(gguf), tensors, count, paths[p], &config, &error), error);
         CHECK_OK(spk_model_place(&config, tensors, count, section_bytes, &error), error);
-        CHECK_OK(spk_rules_tensors(tensors, count, section_bytes, paths[p], &error), error);
+        CHECK_OK(spk_rules_tensors(tensors, count, section_bytes, config.expert_count, paths[p], &error), error);
         free(tensors);
         spk_gguf_close(gguf);
     }
@@ -474,6 +506,7 @@ int main(void) {
     RUN(other_header_rules_are_checked);
     RUN(other_rules_are_checked);
     RUN(provenance_is_checked);
+    RUN(provenance_has_no_arrays);
     RUN(packed_metadata_cannot_grow);
     RUN(mutated_packs_are_refused_or_safe);
     RUN(accepted_placements_never_overlap);

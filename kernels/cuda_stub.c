@@ -1,0 +1,39 @@
+/* kernels/cuda_stub.c - the GPU backend of a build without CUDA: spk_cuda_open says so, and nothing else can be reached
+ * without what it returns.  Linked instead of the *_cuda.cu files. */
+#include "kernels/cuda.h"
+
+#include <assert.h>
+#include <stddef.h>
+
+spk_status spk_cuda_open(spk_cuda **out, spk_error *err) {
+    (void)out;
+    return spk_fail(err, SPK_E_UNSUPPORTED, "backend cuda: not built; build with make CUDA=1");
+}
+void spk_cuda_close(spk_cuda *cuda) { assert(cuda == NULL); (void)cuda; }
+bool spk_cuda_accepts(const spk_matrix *w) { (void)w; return true; }
+
+/* Unreachable: there is no spk_cuda to call them with. */
+#define UNREACHABLE_STATUS(name, ...) spk_status name(__VA_ARGS__) { assert(0); return SPK_E_UNSUPPORTED; }
+#define UNREACHABLE(name, ...) void name(__VA_ARGS__) { assert(0); }
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+uint32_t spk_cuda_sm_count(const spk_cuda *cuda) { assert(0); return 0; }
+UNREACHABLE_STATUS(spk_cuda_allocate, spk_cuda *cuda, uint64_t size_bytes, const char *what, void **d_out, spk_error *err)
+void spk_cuda_free(spk_cuda *cuda, void *d_memory) { assert(d_memory == NULL); }
+UNREACHABLE_STATUS(spk_cuda_upload, spk_cuda *cuda, void *d_to, const void *from, uint64_t size_bytes, spk_error *err)
+UNREACHABLE_STATUS(spk_cuda_download, spk_cuda *cuda, void *to, const void *d_from, uint64_t size_bytes, spk_error *err)
+UNREACHABLE_STATUS(spk_cuda_fill, spk_cuda *cuda, void *d_memory, uint8_t byte, uint64_t size_bytes, spk_error *err)
+UNREACHABLE_STATUS(spk_cuda_step_begin, spk_cuda *cuda, spk_error *err)
+UNREACHABLE_STATUS(spk_cuda_step_end, spk_cuda *cuda, spk_cuda_step **out, spk_error *err)
+UNREACHABLE_STATUS(spk_cuda_step_run, spk_cuda *cuda, const spk_cuda_step *step, uint32_t count, spk_error *err)
+void spk_cuda_step_free(spk_cuda_step *step) { assert(step == NULL); }
+UNREACHABLE_STATUS(spk_cuda_wait, spk_cuda *cuda, spk_error *err)
+UNREACHABLE(spk_cuda_launch_embed, spk_cuda *cuda, const spk_cuda_embed *args)
+UNREACHABLE(spk_cuda_launch_gemv, spk_cuda *cuda, const spk_cuda_gemv *args)
+UNREACHABLE(spk_cuda_launch_gdn, spk_cuda *cuda, const spk_cuda_gdn *args, spk_cuda_gdn_fusion fusion)
+UNREACHABLE(spk_cuda_launch_attention, spk_cuda *cuda, const spk_cuda_attention *args)
+uint64_t spk_cuda_attention_scratch_bytes(const spk_cuda *cuda, const spk_cuda_attention *args) { assert(0); return 0; }
+UNREACHABLE(spk_cuda_launch_top_k, spk_cuda *cuda, const spk_cuda_top_k *args)
+UNREACHABLE(spk_cuda_launch_experts_up, spk_cuda *cuda, const spk_cuda_experts_up *args)
+UNREACHABLE(spk_cuda_launch_experts_down, spk_cuda *cuda, const spk_cuda_experts_down *args)
+UNREACHABLE(spk_cuda_launch_elementwise, spk_cuda *cuda, const spk_cuda_elementwise *args)
+UNREACHABLE(spk_cuda_launch_norm, spk_cuda *cuda, const spk_cuda_norm *args)

@@ -1,0 +1,30 @@
+/* runtime/gpu.h - the GPU side of a model and of a session; private to runtime/.
+ *
+ * A model's data sections lie on the device as they lie in the file.  A session records its decode step once, with the
+ * fusions that were asked for, and replays it for every token; between tokens the host does nothing.
+ */
+#ifndef SPK_GPU_H
+#define SPK_GPU_H
+
+#include "runtime/runtime.h"
+
+typedef struct spk_gpu_model spk_gpu_model;
+typedef struct spk_gpu_session spk_gpu_session;
+
+/* Copy the weights of an opened (host) model to the device.  SPK_E_UNSUPPORTED names the tensor or shape that the
+ * kernels do not take. */
+SPK_MUST_CHECK spk_status spk_gpu_model_create(const spk_model *model, const spk_model_options *options,
+                                               spk_gpu_model **out, spk_error *err);
+void        spk_gpu_model_destroy(spk_gpu_model *gpu);            /* NULL is fine */
+
+SPK_MUST_CHECK spk_status spk_gpu_session_create(const spk_model *model, const spk_gpu_model *gpu, uint32_t context_tokens,
+                                                 uint32_t fusions, spk_gpu_session **out, spk_error *err);
+void     spk_gpu_session_destroy(spk_gpu_session *session);       /* NULL is fine */
+uint64_t spk_gpu_session_bytes(const spk_gpu_session *session);
+
+SPK_MUST_CHECK spk_status spk_gpu_reset(spk_gpu_session *session, spk_error *err);
+/* As spk_session_eval, from `position`; arguments are checked by the caller. */
+SPK_MUST_CHECK spk_status spk_gpu_eval(spk_gpu_session *session, uint32_t position, const uint32_t *tokens, uint32_t count,
+                                       spk_logits which, float *logits, spk_error *err);
+
+#endif
