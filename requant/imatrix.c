@@ -219,7 +219,7 @@ static spk_status open_file(const char *path, dat_reader *out, bool *is_gguf, sp
     char magic[4] = { 0 };
     int fd;
     uint64_t size_bytes;
-    SPK_TRY(spk_infile_open(path, "an importance matrix in a file", &fd, &size_bytes, err));
+    SPK_TRY(spk_infile_open(path, "an importance matrix file", &fd, &size_bytes, err));
     FILE *file = fdopen(fd, "rb");
     if (file == NULL) {
         (void)close(fd);

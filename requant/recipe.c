@@ -359,7 +359,7 @@ static spk_status load_file(const char *path, spk_recipe **out, spk_error *err) 
         return spk_fail(err, SPK_E_MISSING, "recipe '%s': neither a built-in recipe nor a file", path);
     int fd;
     uint64_t size_bytes;
-    SPK_TRY(spk_infile_open(path, "a recipe in a file", &fd, &size_bytes, err));
+    SPK_TRY(spk_infile_open(path, "a recipe file", &fd, &size_bytes, err));
     char *text = malloc(SPK_RECIPE_BYTES_MAX + 2);   /* a byte too many, to see that there are too many, and a NUL */
     FILE *file = fdopen(fd, "rb");
     spk_status status = SPK_OK;

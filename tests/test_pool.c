@@ -188,6 +188,7 @@ static void thread_counts(void) {
     CHECK(sched_getaffinity(0, sizeof before, &before) == 0, "affinity");
     spk_pool *pool = pool_of(0);
     CHECK(spk_pool_thread_count(pool) == (uint32_t)CPU_COUNT(&before), "%u threads", spk_pool_thread_count(pool));
+    CHECK(spk_cpu_count() == (uint32_t)CPU_COUNT(&before), "%u CPUs", spk_cpu_count());
     spk_pool_destroy(pool);
 
     size_t cpu = 0;

@@ -108,7 +108,9 @@ static void an_error_names_its_line(void) {
 static void a_byte_order_mark_is_skipped(void) {
     spk_recipe *recipe;
     spk_error err = { 0 };
-    CHECK_OK(spk_recipe_parse("\xef\xbb\xbfrecipe a\nabout x\n", "t", &recipe, &err), err);
+    spk_status status = spk_recipe_parse("\xef\xbb\xbfrecipe a\nabout x\n", "t", &recipe, &err);
+    CHECK(status == SPK_OK, "%s", err.text);
+    if (status != SPK_OK) return;
     CHECK(strcmp(spk_recipe_text(recipe), "recipe a\nabout x\n") == 0, "%s", spk_recipe_text(recipe));
     spk_recipe_free(recipe);
     CHECK(spk_recipe_parse("recipe a\n\xef\xbb\xbf" "about x\n", "t", &recipe, &err) == SPK_E_USAGE, "inside");
