@@ -42,13 +42,14 @@ ALL_CFLAGS += -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-om
 LDFLAGS    += -fsanitize=address,undefined
 endif
 
-# Sources are chosen by suffix: X_main.c is a tool, X_avx2.c needs AVX2 at run time, X_lanes.c is compiled twice (with
-# and without AVX2; see requant/quant.h), everything else is library.
+# Sources are chosen by suffix: X_main.c is a tool, X_avx2.c needs AVX2 at run time, X_lanes.c is compiled three times
+# (plain, AVX2, AVX-512; see requant/quant.h), everything else is library.
 LIB_SRC   := $(filter-out %_main.c %_avx2.c %_stub.c,$(wildcard formats/*.c requant/*.c kernels/*.c runtime/*.c))
 LANES_SRC := $(filter %_lanes.c,$(LIB_SRC))
 LIB_OBJ   := $(LIB_SRC:%.c=$(OBJ)/%.o)
 ifeq ($(ARCH),x86_64)
-LIB_OBJ   += $(patsubst %.c,$(OBJ)/%.o,$(wildcard kernels/*_avx2.c)) $(LANES_SRC:%_lanes.c=$(OBJ)/%_lanes_avx2.o)
+LIB_OBJ   += $(patsubst %.c,$(OBJ)/%.o,$(wildcard kernels/*_avx2.c)) $(LANES_SRC:%_lanes.c=$(OBJ)/%_lanes_avx2.o) \
+             $(LANES_SRC:%_lanes.c=$(OBJ)/%_lanes_avx512.o)
 AVX2_FLAGS := -mavx2 -mfma -mf16c
 endif
 LIB_OBJ   += $(OBJ)/requant/recipes_builtin.o
@@ -102,6 +103,9 @@ $(TBIN)/%: $(OBJ)/tests/%.o $(LIB)
 $(OBJ)/kernels/%_avx2.o: ALL_CFLAGS += $(AVX2_FLAGS)
 $(OBJ)/%_lanes_avx2.o: %_lanes.c Makefile | deps
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -mavx2 -DSPK_LANES_AVX2 -c -o $@ $<
+$(OBJ)/%_lanes_avx512.o: %_lanes.c Makefile | deps
+	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -mavx2 -mavx512f -mavx512vl -mavx512dq -mavx512bw -mprefer-vector-width=256 \
+	  -DSPK_LANES_AVX2 -DSPK_LANES_AVX512 -c -o $@ $<
 $(OBJ)/%.o: %.c Makefile | deps
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -c -o $@ $<
 

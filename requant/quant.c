@@ -23,12 +23,18 @@ static bool always_usable(void) { return true; }
 
 #if defined(__x86_64__)
 static bool has_avx2(void) { return __builtin_cpu_supports("avx2") != 0; }
+static bool has_avx512(void) {
+    return __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+}
 #endif
 
+#define BUILD(name, usable) \
+    { #name, usable, spk_quant_affine_##name, spk_quant_q6_##name, spk_quant_q8_##name, spk_quant_error_add_##name }
 const spk_quant_build spk_quant_builds[] = {
-    { "plain", always_usable, spk_quant_affine_plain, spk_quant_q6_plain, spk_quant_q8_plain },
+    BUILD(plain, always_usable),
 #if defined(__x86_64__)
-    { "avx2", has_avx2, spk_quant_affine_avx2, spk_quant_q6_avx2, spk_quant_q8_avx2 },
+    BUILD(avx2, has_avx2),
+    BUILD(avx512, has_avx512),
 #endif
 };
 const size_t spk_quant_build_count = sizeof spk_quant_builds / sizeof *spk_quant_builds;
@@ -241,39 +247,20 @@ spk_status spk_quantize_with(const spk_quant_build *build, const spk_quant_job *
     return SPK_OK;
 }
 
-spk_status spk_quantize(const spk_quant_job *job, spk_error *err) {
+/* The last that this CPU can run. */
+static const spk_quant_build *best_build(void) {
     const spk_quant_build *build = &spk_quant_builds[0];
     for (size_t i = 1; i < spk_quant_build_count; i++)
         if (spk_quant_builds[i].usable()) build = &spk_quant_builds[i];
-    return spk_quantize_with(build, job, err);
+    return build;
 }
+
+spk_status spk_quantize(const spk_quant_job *job, spk_error *err) { return spk_quantize_with(best_build(), job, err); }
 
 /* ---- Sums ---- */
 
 void spk_quant_error_add(spk_quant_error *sums, const float *x, const float *y, uint64_t count) {
-    enum { WAYS = 4 };           /* independent sums, so that one addition need not wait for the last */
-    double error[WAYS] = { 0 }, source[WAYS] = { 0 }, result[WAYS] = { 0 }, product[WAYS] = { 0 }, most[WAYS] = { 0 };
-    for (uint64_t i = 0; i + WAYS <= count; i += WAYS)
-        for (uint64_t k = 0; k < WAYS; k++) {
-            double a = (double)x[i + k], b = (double)y[i + k], off = fabs(a - b);
-            error[k] += off * off;
-            source[k] += a * a;
-            result[k] += b * b;
-            product[k] += a * b;
-            most[k] = off > most[k] ? off : most[k];
-        }
-    for (uint64_t i = count - count % WAYS; i < count; i++) {
-        double a = (double)x[i], b = (double)y[i], off = fabs(a - b);
-        error[0] += off * off;
-        source[0] += a * a;
-        result[0] += b * b;
-        product[0] += a * b;
-        most[0] = off > most[0] ? off : most[0];
-    }
-    for (size_t k = 0; k < WAYS; k++) {
-        spk_quant_error part = { error[k], source[k], result[k], product[k], most[k] };
-        spk_quant_error_merge(sums, &part);
-    }
+    best_build()->error_add(sums, x, y, count);
 }
 
 void spk_quant_error_merge(spk_quant_error *sums, const spk_quant_error *more) {

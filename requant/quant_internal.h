@@ -57,14 +57,17 @@ typedef struct {
     void      (*affine)(const spk_quant_tile *tile, uint32_t code_max, spk_quant_affine_fit *out);
     void      (*q6)(const spk_quant_tile *tile, spk_quant_q6_fit *out);
     void      (*q8)(const spk_quant_tile *tile, spk_quant_q8_fit *out);
+    void      (*error_add)(spk_quant_error *sums, const float *x, const float *y, uint64_t count);
 } spk_quant_build;
 
-void spk_quant_affine_plain(const spk_quant_tile *tile, uint32_t code_max, spk_quant_affine_fit *out);
-void spk_quant_affine_avx2(const spk_quant_tile *tile, uint32_t code_max, spk_quant_affine_fit *out);
-void spk_quant_q6_plain(const spk_quant_tile *tile, spk_quant_q6_fit *out);
-void spk_quant_q6_avx2(const spk_quant_tile *tile, spk_quant_q6_fit *out);
-void spk_quant_q8_plain(const spk_quant_tile *tile, spk_quant_q8_fit *out);
-void spk_quant_q8_avx2(const spk_quant_tile *tile, spk_quant_q8_fit *out);
+#define SPK_QUANT_DECLARE(build)                                                                                      \
+    void spk_quant_affine_##build(const spk_quant_tile *tile, uint32_t code_max, spk_quant_affine_fit *out);         \
+    void spk_quant_q6_##build(const spk_quant_tile *tile, spk_quant_q6_fit *out);                                    \
+    void spk_quant_q8_##build(const spk_quant_tile *tile, spk_quant_q8_fit *out);                                    \
+    void spk_quant_error_add_##build(spk_quant_error *sums, const float *x, const float *y, uint64_t count)
+SPK_QUANT_DECLARE(plain);
+SPK_QUANT_DECLARE(avx2);
+SPK_QUANT_DECLARE(avx512);
 
 /* The plain build first; all builds give the same bytes. */
 extern const spk_quant_build spk_quant_builds[];

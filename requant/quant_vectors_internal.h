@@ -1,7 +1,7 @@
 /* requant/quant_vectors_internal.h - eight floats at a time, for the *_lanes.c files only.
  *
  * Each lane is one sub-block and never meets another, so a result does not depend on the width of the machine's
- * registers: the plain and the AVX2 build give the same bits.  Only comparing and choosing need help, since the
+ * registers: the plain, the AVX2 and the AVX-512 build give the same bits.  Only comparing and choosing need help, since the
  * compiler does not find the instructions by itself.
  */
 #ifndef SPK_QUANT_VECTORS_INTERNAL_H
@@ -12,7 +12,11 @@
 #include "requant/quant_internal.h"
 #ifdef SPK_LANES_AVX2
 #include <immintrin.h>
+#ifdef SPK_LANES_AVX512          /* the same source again: more registers, the same eight lanes */
+#define SPK_LANES_NAME(name) name##_avx512
+#else
 #define SPK_LANES_NAME(name) name##_avx2
+#endif
 #else
 #define SPK_LANES_NAME(name) name##_plain
 #endif
