@@ -142,6 +142,18 @@ refuses "too many threads" 2 "--threads '1025': expected a whole number from 1 t
 compare --max-kl nan --text $text $model $model
 refuses "a limit that is no number" 2 "--max-kl 'nan'"
 
+# ---- A damaged block must not pass for an accurate one ----
+"$SPK_BIN/spk-pack" --quiet --recipe native $model "$dir/pack.spk" >"$dir/out" 2>"$dir/err"
+compare --text $text --max-tokens 400 --max-kl 0.01 --min-top1 0.9 $model "$dir/pack.spk"
+check "an undamaged pack passes the gates" '[ $rc -eq 0 ]'
+# The first tile of STATIC is 32 blocks of blk.0.attn_qkv in Q8_0; its first plane holds their scales.
+static=$("$SPK_BIN/spk-info" "$dir/pack.spk" | awk '$1 == "STATIC" { print $2 }')
+head -c 512 /dev/zero | tr '\0' '\74' | dd of="$dir/pack.spk" bs=1 seek=$((static + 1024)) conv=notrunc status=none
+compare --text $text --max-tokens 400 --max-kl 0.01 $model "$dir/pack.spk"
+check "a damaged block fails the KL gate" '[ $rc -eq 1 ] && says "FAILED --max-kl 0.01"'
+compare --text $text --max-tokens 400 --min-top1 0.9 $model "$dir/pack.spk"
+check "and the top-1 gate" '[ $rc -eq 1 ] && says "FAILED --min-top1 0.9"'
+
 # ---- Equal ids must mean equal texts ----
 for list in tokens merges; do
     cp $model "$dir/other.gguf"
