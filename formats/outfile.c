@@ -209,23 +209,6 @@ spk_status spk_outfile_write(spk_outfile *file, uint64_t offset_bytes, const voi
     return SPK_OK;
 }
 
-spk_status spk_outfile_read(spk_outfile *file, uint64_t offset_bytes, void *bytes, uint64_t size_bytes,
-                            spk_error *err) {
-    uint8_t *next = bytes;
-    assert(offset_bytes <= INT64_MAX && size_bytes <= INT64_MAX - offset_bytes);
-    while (size_bytes > 0) {
-        ssize_t got = pread(file->fd, next, size_bytes, (off_t)offset_bytes);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0)
-            return spk_fail(err, SPK_E_IO, "%s: cannot read back %" PRIu64 " bytes at %" PRIu64 ": %s", file->path,
-                            size_bytes, offset_bytes, got < 0 ? strerror(errno) : "the file ends there");
-        next += got;
-        offset_bytes += (uint64_t)got;
-        size_bytes -= (uint64_t)got;
-    }
-    return SPK_OK;
-}
-
 static spk_status sync_directory(const char *path, spk_error *err) {
     const char *slash = strrchr(path, '/');
     char       *directory = slash == NULL ? strdup(".") : strndup(path, slash == path ? 1 : (size_t)(slash - path));

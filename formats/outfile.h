@@ -18,12 +18,10 @@ typedef struct spk_outfile spk_outfile;
  * regular file, or that the user may not write to (root may write to any), is refused. */
 SPK_MUST_CHECK spk_status spk_outfile_create(const char *path, bool replace, uint64_t expected_bytes,
                                              spk_outfile **out, spk_error *err);
-/* Thread-safe: threads may write different ranges at the same time.  ENOSPC becomes SPK_E_SPACE. */
+/* Thread-safe: threads may write different ranges at the same time.  ENOSPC becomes SPK_E_SPACE.  Pieces of at least 1 MiB
+ * whose address, size and offset are multiples of 4096 go past the page cache where the file system can. */
 SPK_MUST_CHECK spk_status spk_outfile_write(spk_outfile *file, uint64_t offset_bytes, const void *bytes,
                                             uint64_t size_bytes, spk_error *err);
-/* Read back what was written. */
-SPK_MUST_CHECK spk_status spk_outfile_read(spk_outfile *file, uint64_t offset_bytes, void *bytes,
-                                           uint64_t size_bytes, spk_error *err);
 /* Frees *file in every case. */
 SPK_MUST_CHECK spk_status spk_outfile_commit(spk_outfile *file, spk_error *err);
 void spk_outfile_abort(spk_outfile *file);               /* NULL is fine */
