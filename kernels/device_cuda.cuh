@@ -105,7 +105,7 @@ __device__ __forceinline__ shared_vector carve_vector(uint8_t *memory, uint32_t 
 }
 
 /* A lane's eight values (8 lane .. of chunk kb) as int8, and what the codes leave out as a second vector where has_rest.
- * Whole warps only.  One copy of the code serves both parts: see raw_tile on what code costs. */
+ * Whole warps only.  One copy of the code serves both parts. */
 __device__ __forceinline__ void quantize_eight(const shared_vector &v, uint32_t kb, uint32_t lane, float x[8], bool has_rest) {
     uint8_t *base = (uint8_t *)v.main.q8;
 #pragma unroll 1

@@ -14,8 +14,7 @@
 namespace spk {
 
 /* A tile as it lies, whatever its type: loading it takes the same few instructions for all types, so that a kernel has one
- * place that loads and one that prepares x, and only the products differ.  Code that is run once a launch costs a fetch from
- * L2 for every 128 bytes; kernels of 200 KB spent most of their time on that. */
+ * place that loads and one that prepares x, and only the products differ. */
 struct raw_tile {
     static constexpr int CHUNKS = 17;
     uint4 chunk[CHUNKS];

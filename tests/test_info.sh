@@ -1,12 +1,7 @@
 #!/usr/bin/env bash
 # spk-info from outside: what it says of packs and GGUF files, what --verify finds, and exit statuses.
 set -u
-status=0
-check() { if eval "$2"; then echo "ok $1"; else echo "FAIL $1: $2"; status=1; sed 's/^/  /' "$dir/out" "$dir/err" | head -n 20; fi; }
-
-model=packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.gguf
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
+. tests/check.sh
 pack=$dir/native.spk
 requantized=$dir/q4.spk
 

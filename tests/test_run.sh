@@ -1,12 +1,7 @@
 #!/usr/bin/env bash
 # spk-run from outside: what it prints, what it writes and what it never touches, and how it fails.
 set -u
-status=0
-check() { if eval "$2"; then echo "ok $1"; else echo "FAIL $1: $2"; status=1; sed 's/^/  /' "$dir/out" "$dir/err" | head -n 20; fi; }
-
-model=packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.gguf
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
+. tests/check.sh
 
 run() { "$SPK_BIN/spk-run" "$@" >"$dir/out" 2>"$dir/err" </dev/null; rc=$?; }
 says() { grep -qF -- "$1" "$dir/out" "$dir/err"; }
