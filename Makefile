@@ -1,9 +1,10 @@
 # spk - pack a GGUF model once, decode from the pack.
 #
-#   make            build the tools into build/bin
+#   make            build the tools into build/bin, with the GPU backend where there is an nvcc
 #   make demo       pack the bundled model, decode, compare: one screenful
 #   make test       all tests
-#   make CUDA=1     with the GPU backend (nvcc; CUDA_ARCH=90 is the default), in build/cuda
+#   make CUDA=0     without the GPU backend; CUDA=1: an error where there is no nvcc; NVCC=/path/to/nvcc: that one
+#   make CUDA_ARCH=90     GPU code for sm_90 alone, or for a list: CUDA_ARCH="80 90"
 #   make SAN=1 ...  the same with AddressSanitizer and UndefinedBehaviorSanitizer, in build/san
 #   make V=1        show commands
 .DEFAULT_GOAL := all
@@ -12,21 +13,14 @@
 MAKEFLAGS += --no-builtin-rules
 Q := $(if $(V),,@)
 comma := ,
+space := $() $()
 
 ifeq ($(origin CC),default)
 CC := cc
 endif
 SAN ?= 0
-CUDA ?= 0
-CUDA_ARCH ?= 90
-NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
-ifeq ($(CUDA)/$(NVCC),1/)
-$(error CUDA=1, but nvcc was not found: set NVCC=/path/to/nvcc)
-endif
 ARCH := $(shell uname -m)
-
-# One directory per configuration, so that two of them never mix.
-BUILD := build$(if $(filter 1,$(CUDA)),/cuda)$(if $(filter 1,$(SAN)),/san)
+BUILD := build$(if $(filter 1,$(SAN)),/san)
 OBJ   := $(BUILD)/obj
 BIN   := $(BUILD)/bin
 TBIN  := $(BUILD)/tests
@@ -37,6 +31,32 @@ CFLAGS ?= -O3 -g
 # No contraction anywhere: results must not depend on the compiler's choice to fuse.
 ALL_CFLAGS = -std=c11 -D_GNU_SOURCE -I. $(WARN) -ffp-contract=off -fno-math-errno -pthread -MMD -MP $(CFLAGS)
 LDLIBS := -lzstd -lxxhash -lpcre2-8 -lcjson -lm -lpthread
+
+# ---- The GPU backend ----
+NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+CUDA ?= $(if $(NVCC),1,0)
+$(if $(filter 0 1,$(CUDA)),,$(error CUDA=$(CUDA): expected 0 or 1))
+ifeq ($(CUDA),1)
+ifeq ($(shell command -v "$(NVCC)" 2>/dev/null),)
+$(error CUDA=1, but there is no nvcc$(if $(NVCC), at $(NVCC),): set NVCC=/path/to/nvcc, or CUDA=0)
+endif
+# Every kind of GPU that the kernels are for and this nvcc knows, and PTX from which later ones are compiled.
+ifeq ($(origin CUDA_ARCH),undefined)
+NVCC_KNOWS := $(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code 2>/dev/null))
+CUDA_ARCH  := $(filter $(or $(NVCC_KNOWS),%),80 86 89 90 100 120)
+endif
+CUDA_NEWEST := $(lastword $(shell printf '%s\n' $(CUDA_ARCH) | sort -n))
+CUDA_LIB   := $(firstword $(wildcard $(addsuffix /libcudart_static.a,$(addprefix $(patsubst %/bin/nvcc,%,$(realpath \
+              $(shell command -v "$(NVCC)")))/,lib64 lib targets/$(ARCH)-linux/lib))) -lcudart_static)
+# ptxas -v: kernels/ptxas.awk fails the build where a kernel spills.
+NVCCFLAGS  := -O3 -std=c++17 -lineinfo -I. --threads 2 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$a,code=sm_$a) \
+              -gencode arch=compute_$(CUDA_NEWEST),code=compute_$(CUDA_NEWEST) -Xptxas -v -Xcompiler -Wall,-Wextra \
+              $(if $(NO_WERROR),,-Werror all-warnings$(comma)default-stream-launch)
+CUDA_SAYS  := built by $(NVCC) for sm_$(subst $(space),$(comma) ,$(strip $(CUDA_ARCH))) and PTX
+else
+CUDA_SAYS  := not built: $(if $(NVCC),CUDA=$(CUDA),no nvcc in PATH or /usr/local/cuda/bin; NVCC=/path/to/nvcc names one)
+endif
+
 ifeq ($(SAN),1)
 ALL_CFLAGS += -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 LDFLAGS    += -fsanitize=address,undefined
@@ -55,7 +75,7 @@ endif
 LIB_OBJ   += $(OBJ)/requant/recipes_builtin.o
 ifeq ($(CUDA),1)
 LIB_OBJ   += $(patsubst %.cu,$(OBJ)/%.o,$(wildcard kernels/*_cuda.cu))
-LDLIBS    += -L$(patsubst %/bin/,%,$(dir $(NVCC)))/lib64 -lcudart_static -lstdc++ -ldl -lrt
+LDLIBS    += $(CUDA_LIB) -lsupc++ -ldl -lrt
 else
 LIB_OBJ   += $(OBJ)/kernels/cuda_stub.o
 endif
@@ -64,32 +84,52 @@ TOOL_MAIN := $(wildcard formats/*_main.c requant/*_main.c kernels/*_main.c runti
 TOOLS     := $(foreach m,$(TOOL_MAIN),$(BIN)/spk-$(subst _,-,$(patsubst %_main.c,%,$(notdir $(m)))))
 TEST_SRC  := $(wildcard tests/test_*.c)
 TESTS     := $(TEST_SRC:tests/%.c=$(TBIN)/%) $(TBIN)/checkkern
+# Tests that need a GPU: in C against libspk.a, in CUDA C where there is an nvcc.  Without a GPU they end with status 77.
+TESTS     += $(patsubst tests/%.c,$(TBIN)/%,$(wildcard tests/gpu_*.c))
+GPU_TEST_CU := $(wildcard tests/gpu_*.cu)
+ifeq ($(CUDA),1)
+TESTS     += $(GPU_TEST_CU:tests/%.cu=$(TBIN)/%)
+TEST_NOT_BUILT :=
+else
+TEST_NOT_BUILT := $(GPU_TEST_CU)
+endif
 TEST_SH   := $(sort $(wildcard tests/test_*.sh))
 TEST_MODEL := build/models/tiny-qwen36-bf16.gguf
 RECIPES   := $(sort $(wildcard packs/*/*.recipe))
 
-.PHONY: all deps info demo test peer-test bench clean help
+.PHONY: all deps info demo test peer-test bench gpu-proof clean help FORCE
 all: info $(TOOLS)      ## build the tools into build/bin
 
 info: | deps
-	@echo "spk: cc=$(CC) arch=$(ARCH) sanitizers=$(SAN); $(if $(AVX2_FLAGS),AVX2 and VNNI kernels built$(comma) chosen at run time,reference kernels only); GPU backend $(if $(filter 1,$(CUDA)),built for sm_$(CUDA_ARCH),not built: make CUDA=1); tools in $(BIN)"
+	@echo "spk: cc=$(CC) arch=$(ARCH) sanitizers=$(SAN); $(if $(AVX2_FLAGS),AVX2 and VNNI kernels built$(comma) chosen at run time,reference kernels only); GPU backend $(CUDA_SAYS); tools in $(BIN)"
 
 # Debian packages, installed only when a header is missing.
-DEPS_STAMP := build/deps.ok
+DEPS_STAMP := build/deps-cuda$(CUDA).ok
 deps: $(DEPS_STAMP)     ## install missing Debian packages (root or sudo)
 $(DEPS_STAMP): Makefile
 	$(Q)mkdir -p $(@D)
 	$(Q)need=; for p in zstd.h:libzstd-dev xxhash.h:libxxhash-dev pcre2.h:libpcre2-dev cjson/cJSON.h:libcjson-dev; do \
 	  printf '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <stdio.h>\n#include <%s>\n' "$${p%%:*}" | $(CC) -E -x c - >/dev/null 2>&1 || need="$$need $${p##*:}"; done; \
 	command -v zstd >/dev/null || need="$$need zstd"; \
+	[ $(CUDA) = 0 ] || command -v g++ >/dev/null || need="$$need g++"; \
 	if [ -n "$$need" ]; then echo "spk: installing$$need"; \
 	  sudo=; [ "$$(id -u)" -eq 0 ] || sudo=sudo; \
 	  $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq $$need >/dev/null || \
 	  { echo "spk: please install:$$need" >&2; exit 1; }; fi
 	$(Q)touch $@
 
-$(LIB): $(LIB_OBJ)
-	$(Q)rm -f $@ && $(AR) rcs $@ $^
+# A file that holds a text and changes when the text does: what is made from other objects, or with other flags, is made anew.
+define text_rule
+$(1): FORCE
+	$$(Q)mkdir -p $$(@D) && echo '$(2)' | cmp -s - $$@ || echo '$(2)' >$$@
+endef
+$(eval $(call text_rule,$(OBJ)/library.text,$(LIB_OBJ)))
+$(eval $(call text_rule,$(OBJ)/nvcc.text,$(NVCC) $(NVCCFLAGS)))
+$(eval $(call text_rule,$(OBJ)/link.text,$(LDLIBS)))   # read by tests/peer/common.sh
+FORCE:
+
+$(LIB): $(LIB_OBJ) $(OBJ)/library.text $(OBJ)/link.text
+	$(Q)rm -f $@ && $(AR) rcs $@ $(LIB_OBJ)
 
 define tool_rule
 $(BIN)/spk-$(subst _,-,$(patsubst %_main.c,%,$(notdir $(1)))): $(OBJ)/$(1:.c=.o) $(LIB)
@@ -109,8 +149,10 @@ $(OBJ)/%_lanes_avx512.o: %_lanes.c Makefile | deps
 $(OBJ)/%.o: %.c Makefile | deps
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -c -o $@ $<
 
-$(OBJ)/%.o: %.cu Makefile | deps
-	$(Q)mkdir -p $(@D) && $(NVCC) -O3 -std=c++17 -arch=sm_$(CUDA_ARCH) -lineinfo -I. -MMD -MP -c -o $@ $<
+# The report of ptxas stays beside the object: registers, shared memory and spills of every kernel.
+$(OBJ)/%.o: %.cu kernels/ptxas.awk $(OBJ)/nvcc.text Makefile | deps
+	$(Q)mkdir -p $(@D); $(NVCC) $(NVCCFLAGS) -MMD -MP -c -o $@ $< >$(@:.o=.ptxas) 2>&1; status=$$?; \
+	  awk -v lenient=$(if $(NO_WERROR),1,0) -f kernels/ptxas.awk $(@:.o=.ptxas) >&2 && exit $$status
 
 # packs/*/*.recipe as C strings: { path, text }, sorted by path.
 $(OBJ)/requant/recipes_builtin.c: $(RECIPES) Makefile
@@ -124,7 +166,7 @@ $(TEST_MODEL): tests/models/tiny-qwen36-bf16.gguf.zst | deps
 	$(Q)mkdir -p $(@D) && zstd -q -d -f -o $@ $<
 
 test: all $(TESTS) $(TEST_MODEL)     ## all tests; the last line counts them, the exit status is the verdict
-	$(Q)tests/run.sh $(BIN) $(TBIN) $(TESTS) $(TEST_SH)
+	$(Q)tests/run.sh $(BIN) $(TBIN) $(TESTS) $(TEST_SH) $(TEST_NOT_BUILT)
 
 demo: all               ## pack the bundled trained model, decode from the pack, compare with the native weights
 	$(Q)tests/demo.sh $(BIN)
@@ -135,6 +177,9 @@ peer-test: all          ## compare logits and token ids with llama.cpp, fetched 
 bench: all $(TBIN)/checkkern         ## check, then time, every kernel; then decode and prefill of the bundled model
 	$(Q)$(TBIN)/checkkern --bench
 	$(Q)$(BIN)/spk-bench packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.gguf
+
+gpu-proof: all $(TESTS) ## on a machine with a GPU: accuracy, sanitizers, speed and load time in one table
+	$(Q)BIN=$(BIN) tests/gpu_proof.sh
 
 clean:                  ## remove build/
 	rm -rf build

@@ -57,12 +57,19 @@ uint64_t                spk_pack_file_bytes(const spk_pack *pack);
 spk_digest              spk_pack_root(const spk_pack *pack);
 uint32_t                spk_pack_version(const spk_pack *pack);         /* major << 16 | minor */
 const char             *spk_pack_path(const spk_pack *pack);
+/* The open file, for reads at an offset by any thread; closed with the pack.  Unlike the mapping it ends in an error, not in
+ * a signal, where somebody has truncated the file. */
+int                     spk_pack_file(const spk_pack *pack);
 
 /* Check what opening did not: every data chunk, with thread_count threads.  SPK_E_CHECKSUM names the first bad chunk
  * and the first tensor in it.  progress (may be NULL) is called from the caller's thread with bytes done. */
 SPK_MUST_CHECK spk_status spk_pack_verify(const spk_pack *pack, uint32_t thread_count,
                                           void (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes),
                                           void *context, spk_error *err);
+/* The same check for one chunk of a data section that the pack has: chunk_index counts from the section's start, bytes are
+ * SPK_CHUNK_BYTES, or what is left of the section, wherever the caller has read them to.  Any thread. */
+SPK_MUST_CHECK spk_status spk_pack_verify_chunk(const spk_pack *pack, uint32_t place, uint64_t chunk_index,
+                                                const void *bytes, spk_error *err);
 
 /* ---- Writer: sizes first, then the data sections in order as one stream, then the metadata. ---- */
 

@@ -68,9 +68,11 @@ SPK_STATIC_ASSERT(offsetof(spk_disk_tensor, relative_rmse) == 144, "on disk");
 
 struct spk_pack {
     char            *path;
+    int              fd;
     const uint8_t   *map;                /* the whole file */
     uint64_t         file_bytes;
     spk_disk_header  header;             /* a copy, so that what was checked is what is used */
+    spk_digest      *digests;            /* CHUNKS, likewise */
     spk_model_config config;
     uint64_t         tensor_count;
     spk_tensor      *tensors;

@@ -22,21 +22,14 @@
 /* ---- File and header ---- */
 
 static spk_status map_file(spk_pack *pack, spk_error *err) {
-    int fd;
-    SPK_TRY(spk_infile_open(pack->path, "a .spk pack", &fd, &pack->file_bytes, err));
-    spk_status status = SPK_OK;
-    if (pack->file_bytes == 0) {
-        status = spk_fail(err, SPK_E_MAGIC, "%s: R1: not a .spk pack: the file is empty", pack->path);
-    } else {
-        void *map = mmap(NULL, (size_t)pack->file_bytes, PROT_READ, MAP_SHARED, fd, 0);
-        if (map == MAP_FAILED)
-            status = spk_fail(err, SPK_E_IO, "%s: mapping %" PRIu64 " bytes: %s", pack->path, pack->file_bytes,
-                              strerror(errno));
-        else
-            pack->map = map;
-    }
-    (void)close(fd);
-    return status;
+    SPK_TRY(spk_infile_open(pack->path, "a .spk pack", &pack->fd, &pack->file_bytes, err));
+    if (pack->file_bytes == 0)
+        return spk_fail(err, SPK_E_MAGIC, "%s: R1: not a .spk pack: the file is empty", pack->path);
+    void *map = mmap(NULL, (size_t)pack->file_bytes, PROT_READ, MAP_SHARED, pack->fd, 0);
+    if (map == MAP_FAILED)
+        return spk_fail(err, SPK_E_IO, "%s: mapping %" PRIu64 " bytes: %s", pack->path, pack->file_bytes, strerror(errno));
+    pack->map = map;
+    return SPK_OK;
 }
 
 static spk_status read_header(spk_pack *pack, spk_error *err) {
@@ -64,14 +57,21 @@ static spk_status check_padding(const spk_pack *pack, spk_error *err) {
     return SPK_OK;
 }
 
+static spk_status read_chunks(spk_pack *pack, spk_error *err) {
+    const spk_disk_section *s = spk_section_find(&pack->header, SPK_SECTION_CHUNKS);
+    pack->digests = malloc((size_t)s->stored_bytes + 1);
+    if (pack->digests == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory for checksums", pack->path);
+    memcpy(pack->digests, pack->map + s->offset_bytes, (size_t)s->stored_bytes);
+    return SPK_OK;
+}
+
 /* R12: metadata by their bytes, data by the digests of their chunks, which CHUNKS holds. */
 static spk_status check_digests(const spk_pack *pack, spk_error *err) {
-    const uint8_t *chunks = pack->map + spk_section_find(&pack->header, SPK_SECTION_CHUNKS)->offset_bytes;
     for (uint32_t i = 0; i < pack->header.section_count; i++) {
         const spk_disk_section *s = &pack->header.sections[i];
         if (!spk_section_is_known(s->id)) continue;
         spk_digest digest = spk_section_is_data(s->id)
-            ? spk_digest_of(chunks + spk_chunk_first(&pack->header, s) * sizeof digest, s->item_count * sizeof digest)
+            ? spk_digest_of(pack->digests + spk_chunk_first(&pack->header, s), s->item_count * sizeof digest)
             : spk_digest_of(pack->map + s->offset_bytes, s->stored_bytes);
         if (memcmp(&digest, &s->digest, sizeof digest) != 0)
             return spk_fail(err, SPK_E_CHECKSUM, "%s: R12: section %s at %" PRIu64 " (%" PRIu64
@@ -210,6 +210,7 @@ static spk_status read_provenance(spk_pack *pack, spk_error *err) {
 static spk_status check_all(spk_pack *pack, spk_error *err) {
     SPK_TRY(read_header(pack, err));
     SPK_TRY(check_padding(pack, err));
+    SPK_TRY(read_chunks(pack, err));
     SPK_TRY(check_digests(pack, err));
     SPK_TRY(read_config(pack, err));
     SPK_TRY(read_meta(pack, err));
@@ -223,6 +224,7 @@ spk_status spk_pack_open(const char *path, spk_pack **out, spk_error *err) {
         free(pack);
         return spk_fail(err, SPK_E_MEMORY, "%s: out of memory", path);
     }
+    pack->fd = -1;
     spk_status status = map_file(pack, err);
     if (status == SPK_OK) status = check_all(pack, err);
     if (status == SPK_OK)
@@ -241,6 +243,8 @@ void spk_pack_close(spk_pack *pack) {
     free(pack->kv_bytes);
     free(pack->tensors);
     if (pack->map != NULL) (void)munmap((void *)(uintptr_t)pack->map, (size_t)pack->file_bytes);
+    if (pack->fd >= 0) (void)close(pack->fd);
+    free(pack->digests);
     free(pack->path);
     free(pack);
 }
@@ -253,6 +257,7 @@ const spk_tensor *spk_pack_tensors(const spk_pack *pack) { return pack->tensors;
 uint64_t spk_pack_file_bytes(const spk_pack *pack) { return pack->file_bytes; }
 spk_digest spk_pack_root(const spk_pack *pack) { return pack->header.root; }
 const char *spk_pack_path(const spk_pack *pack) { return pack->path; }
+int spk_pack_file(const spk_pack *pack) { return pack->fd; }
 
 uint32_t spk_pack_version(const spk_pack *pack) {
     return (uint32_t)pack->header.version_major << 16 | pack->header.version_minor;

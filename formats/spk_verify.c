@@ -5,6 +5,7 @@
  */
 #include "formats/spk_internal.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -17,7 +18,6 @@ enum { BATCH_CHUNKS_PER_THREAD = 16 };
 typedef struct {
     const spk_pack         *pack;
     const spk_disk_section *section;
-    const uint8_t          *digests;         /* of the section's chunks */
     uint64_t                batch_begin;     /* chunk index of item 0 */
     _Atomic uint64_t        first_bad;       /* chunk index; UINT64_MAX: none */
 } verify_job;
@@ -27,14 +27,18 @@ static uint64_t chunk_bytes_at(const spk_disk_section *s, uint64_t chunk) {
     return left < SPK_CHUNK_BYTES ? left : SPK_CHUNK_BYTES;
 }
 
+static bool chunk_matches(const spk_pack *pack, const spk_disk_section *s, uint64_t chunk, const void *bytes) {
+    spk_digest digest = spk_digest_of(bytes, chunk_bytes_at(s, chunk));
+    return memcmp(&digest, &pack->digests[spk_chunk_first(&pack->header, s) + chunk], sizeof digest) == 0;
+}
+
 static void verify_chunks(void *context, uint64_t begin, uint64_t end, uint32_t thread_index) {
     (void)thread_index;
     verify_job *job = context;
     for (uint64_t i = begin; i < end; i++) {
-        uint64_t chunk = job->batch_begin + i, size_bytes = chunk_bytes_at(job->section, chunk);
+        uint64_t chunk = job->batch_begin + i;
         const uint8_t *bytes = job->pack->map + job->section->offset_bytes + chunk * SPK_CHUNK_BYTES;
-        spk_digest digest = spk_digest_of(bytes, size_bytes);
-        if (memcmp(&digest, job->digests + chunk * sizeof digest, sizeof digest) == 0) continue;
+        if (chunk_matches(job->pack, job->section, chunk, bytes)) continue;
         uint64_t seen = atomic_load(&job->first_bad);
         while (chunk < seen && !atomic_compare_exchange_weak(&job->first_bad, &seen, chunk)) {}
     }
@@ -68,15 +72,21 @@ static const spk_tensor *first_tensor_in(const spk_pack *pack, uint32_t place, u
     return first;
 }
 
-static spk_status fail_at(const verify_job *job, uint64_t chunk, spk_error *err) {
-    const spk_disk_section *s = job->section;
+static spk_status fail_at(const spk_pack *pack, const spk_disk_section *s, uint64_t chunk, spk_error *err) {
     uint64_t begin = chunk * SPK_CHUNK_BYTES, size_bytes = chunk_bytes_at(s, chunk);
-    const spk_tensor *tensor = first_tensor_in(job->pack, s->id, begin, begin + size_bytes);
+    const spk_tensor *tensor = first_tensor_in(pack, s->id, begin, begin + size_bytes);
     return spk_fail(err, SPK_E_CHECKSUM,
                     "%s: R23: chunk %" PRIu64 " of section %s (%" PRIu64 " bytes at file offset %" PRIu64
-                    ") does not match its digest; first tensor in it: %s", job->pack->path, chunk,
+                    ") does not match its digest; first tensor in it: %s", pack->path, chunk,
                     spk_section_name(s->id), size_bytes, s->offset_bytes + begin,
                     tensor != NULL ? tensor->name : "none, it is padding");
+}
+
+spk_status spk_pack_verify_chunk(const spk_pack *pack, uint32_t place, uint64_t chunk_index, const void *bytes,
+                                 spk_error *err) {
+    const spk_disk_section *s = spk_section_find(&pack->header, place);
+    assert(spk_section_is_data(place) && s != NULL && chunk_index < s->item_count);
+    return chunk_matches(pack, s, chunk_index, bytes) ? SPK_OK : fail_at(pack, s, chunk_index, err);
 }
 
 typedef struct {
@@ -97,7 +107,7 @@ static spk_status verify_data(spk_pool *pool, verify_job *job, verify_progress *
         job->batch_begin = begin;
         spk_pool_run(pool, count, 1, verify_chunks, job);
         uint64_t bad = atomic_load(&job->first_bad);
-        if (bad != UINT64_MAX) return fail_at(job, bad, err);
+        if (bad != UINT64_MAX) return fail_at(job->pack, job->section, bad, err);
         advance(progress, (count - 1) * SPK_CHUNK_BYTES + chunk_bytes_at(job->section, begin + count - 1));
     }
     return SPK_OK;
@@ -123,7 +133,6 @@ spk_status spk_pack_verify(const spk_pack *pack, uint32_t thread_count,
     for (uint32_t i = 0; i < h->section_count; i++)
         if (spk_section_is_data(h->sections[i].id) || !spk_section_is_known(h->sections[i].id))
             state.total_bytes += h->sections[i].stored_bytes;
-    const uint8_t *digests = pack->map + spk_section_find(h, SPK_SECTION_CHUNKS)->offset_bytes;
     spk_pool *pool;
     SPK_TRY(spk_pool_create(thread_count, &pool, err));
     spk_status status = SPK_OK;
@@ -132,8 +141,7 @@ spk_status spk_pack_verify(const spk_pack *pack, uint32_t thread_count,
         if (!spk_section_is_known(s->id)) {
             status = verify_unknown(pack, s, &state, err);
         } else if (spk_section_is_data(s->id)) {
-            verify_job job = { .pack = pack, .section = s, .first_bad = UINT64_MAX,
-                               .digests = digests + spk_chunk_first(h, s) * sizeof(spk_digest) };
+            verify_job job = { .pack = pack, .section = s, .first_bad = UINT64_MAX };
             status = verify_data(pool, &job, &state, err);
         }
     }

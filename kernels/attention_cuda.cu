@@ -1,254 +1,266 @@
-/* kernels/attention_cuda.cu - exact attention of one token over all positions, split over the KV cache.
+/* kernels/attention_cuda.cu - exact attention of one token over all positions, in one kernel.
  *
  * Maths      q, k = rope(rms_norm(.)); out = softmax(q k^T / sqrt(d)) v * sigmoid(gate)
- * Bytes      4 * head_dim * kv_heads a position; Qwen3.6 at 32,768 tokens: 67 MB a layer
- * Launch     attend: one CTA of 256 threads a (KV head, split), as many splits as fill the GPU; short contexts leave the
- *            last ones empty, so the grid never changes.  A warp walks positions; a lane owns head_dim/32 dimensions of
- *            all query heads of the KV head, so K and V are read once for the group, four positions ahead.
- *            combine: one CTA a query head merges the splits and applies the gate.
- * Reference  spk_kernels.qk_norm_rope, kv_store, attend, sigmoid_gate.  Scores differ by head_dim * 2^-24 * sum |q k|,
- *            exponentials by 2 ulp of expf, the sum by the number of positions a warp walks
+ * Bytes      2 * kv_heads * head_dim * 2 (F16) or * 1.0625 (Q8) a position; Qwen3.6 at 32,768 positions: 67 or 36 MB a layer
+ * Launch     CTAs of 256 threads; a row of CTAs (a team) for each KV head and, where more than 8 query heads share it, for each
+ *            8 of these.  As many splits of the positions as fill the GPU with one CTA an SM; which of them work depends on the
+ *            position alone, the others leave at once, so that the grid never changes:
+ *              up to 256 positions  no split, since merging costs more than it saves; at head_dim 256 two CTAs halve the
+ *                                   dimensions of V, and each has all scores
+ *              more                 splits of a multiple of 32 positions
+ *            A round is 128 positions.  A warp has 16 of them for the scores (K is the A operand, 8 query heads are the
+ *            columns of B) and 32 dimensions for the sum over V (V^T is A); softmax weights pass through shared memory, and
+ *            that is all that warps exchange in a round.  Each warp copies its own blocks through its own ring of stages.
+ * Merging    Splits leave their sums in scratch and count up a word; outputs are dealt out in shares to the first CTAs, which wait
+ *            for the count and merge in order of split: results do not depend on who was last.  No CTA has to be resident for
+ *            another to end (attention_merge_cuda.cuh).
+ * Resources  at most 128 registers (sm_90); shared memory 112.4 KB (head_dim 256, F16), or what is half of an SM, or one stage a warp
+ * Before the wait: the first stages, and as many again into L2; the norms' weights.  The row of the new token comes from q, k, v
+ *            and replaces what lies in the copied stages, where it may be half written.
+ *
+ * Tolerance  u = 2^-24; s is a score in units of log2, sum q_i k_i log2(e) / sqrt(d), and T = sum |q_i k_i| of the same.
+ *            q       norm and rotation in F32: 24 u of |a| + |b| of a rotation.  Kept as two F16 of q * 2^e, where 2^e makes the
+ *                    largest that q can be (max |weight|) 2^13: 4 u of itself, and 2^-38 of that largest
+ *            score   products are exact in F32; an addition of the tensor core is good for 2 u of its largest term.  A chain is 4
+ *                    steps of 17 terms, and joining the chains takes 6 u: ds = (28 + 136 + 6) u T + 2 u |s|, which is 2^-16.6 T
+ *                    at worst; rounding to nearest with random signs gives 2^-20 T
+ *            weight  ln2 (ds + 2 u |top - s|) + 12 u: exp2, two F16, and once more where a later top shrinks it.  Weights are 2^14
+ *                    at most before they become F16: what is lost below is 2^-39 of the largest
+ *            sum     a chain is 8 steps of 17 terms: 272 u.  Then 4 u a round, 2 u a split, 40 u for parts, rows and totals
+ *            out     the weights' errors, of sum p |v| / sum p and of |out|, and the sum's; the gate adds 20 u
+ *            Terms that are zero count for nothing.  tests/gpu_attention.c computes this for each output and holds it to that.
+ * Reference  spk_kernels.qk_norm_rope, kv_store, attend, sigmoid_gate
  */
+#include "kernels/attention_cuda.cuh"
+#include "kernels/attention_merge_cuda.cuh"
 #include "kernels/backend_cuda.cuh"
-#include "kernels/device_cuda.cuh"
 
 namespace spk {
 namespace {
 
-constexpr int WARPS = 8, THREADS = 32 * WARPS, SPLIT_POSITIONS_MIN = 32, AHEAD = 4;
+constexpr float    WEIGHT_SCALE = 16384.0f;          /* of the largest: small ones then keep their bits in two halves */
+constexpr uint32_t SHARED_BYTES_MAX = 113 * 1024;
 
-struct attention_args {
-    spk_cuda_attention a;
-    uint32_t           split_count;
-};
-
-/* Positions of a split: [begin, end) of count. */
-struct range { uint32_t begin, end; };
-__device__ __forceinline__ range split_range(uint32_t split, uint32_t split_count, uint32_t count) {
-    uint32_t size = max((count + split_count - 1) / split_count, (uint32_t)SPLIT_POSITIONS_MIN);
-    return { min(split * size, count), min((split + 1) * size, count) };
-}
-
-/* Norm and rotation of one head by one warp; D values a lane, i = 32 j + lane. */
-template <int DIM>
-__device__ __forceinline__ void norm_rope(const attention_args &p, const float *x, const float *weight, float *out, uint32_t lane) {
-    float v[DIM / 32], sum = 0.0f;
+/* Scores of the lane: positions g and g + 8 of the warp's 16 from `first`, heads 2t and 2t + 1, as a C fragment has them. */
+template <class L> __device__ __forceinline__ void score(const context<L> &c, cache_stream<L> &stream, uint32_t first, float down, float out[4]) {
+    float high[L::DIM / 64][4] = {}, low[2][4] = {};
 #pragma unroll
-    for (int j = 0; j < DIM / 32; j++) {
-        v[j] = __ldcg(x + 32 * j + lane);
-        sum = fmaf(v[j], v[j], sum);
-    }
-    float factor = 1.0f / sqrtf(warp_sum(sum) / (float)DIM + p.a.eps);
-#pragma unroll
-    for (int j = 0; j < DIM / 32; j++) out[32 * j + lane] = v[j] * factor * weight[32 * j + lane];
-    __syncwarp();
-    uint32_t half = p.a.rope_dim / 2;
-    for (uint32_t i = lane; i < half; i += 32) {
-        float c = __ldcg(p.a.cos_sin + 2 * i), s = __ldcg(p.a.cos_sin + 2 * i + 1), a = out[i], b = out[i + half];
-        out[i] = a * c - b * s;
-        out[i + half] = a * s + b * c;
-    }
-    __syncwarp();
-}
-
-/* V consecutive halves of a cache row, as they come. */
-template <int V> struct halves;
-template <> struct halves<8> { uint4 raw; };
-template <> struct halves<4> { uint2 raw; };
-template <> struct halves<2> { uint32_t raw; };
-template <int V> __device__ __forceinline__ halves<V> load_halves(const uint16_t *p) {
-    return { __ldcg((const decltype(halves<V>::raw) *)p) };
-}
-template <int V> __device__ __forceinline__ void to_floats(const halves<V> &h, float out[V]) {
-    const __half2 *pairs = (const __half2 *)&h.raw;
-#pragma unroll
-    for (int i = 0; i < V / 2; i++) *(float2 *)&out[2 * i] = __half22float2(pairs[i]);
-}
-
-/* State of the online softmax of G query heads in one warp: acc [head][V dimensions of the lane], sums relative to top. */
-template <int G, int V> struct softmax_state {
-    float acc[G][V], top[G], sum[G];
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int h = 0; h < G; h++) {
-            top[h] = -INFINITY;
-            sum[h] = 0.0f;
-#pragma unroll
-            for (int i = 0; i < V; i++) acc[h][i] = 0.0f;
-        }
-    }
-    /* One position: scores of all heads, then its value with their weights. */
-    __device__ __forceinline__ void add(const float q[G][V], const float k[V], const float v[V]) {
-        float score[G];
-#pragma unroll
-        for (int h = 0; h < G; h++) {
-            score[h] = 0.0f;
-#pragma unroll
-            for (int i = 0; i < V; i++) score[h] = fmaf(q[h][i], k[i], score[h]);
-        }
-#pragma unroll
-        for (int h = 0; h < G; h++) score[h] = warp_sum(score[h]);
-#pragma unroll
-        for (int h = 0; h < G; h++) {
-            if (score[h] > top[h]) {                     /* uniform over the warp: scores are */
-                float shrink = __expf(top[h] - score[h]);
-                top[h] = score[h];
-                sum[h] *= shrink;
-#pragma unroll
-                for (int i = 0; i < V; i++) acc[h][i] *= shrink;
+    for (uint32_t i = 0; i < L::K_BLOCKS; i++) {
+        uint8_t *block = stream.use(first);
+        if (first < c.t.end) {
+            if (c.t.has_new() && c.t.position - first < L::K_POSITIONS) {
+                c.s.fresh[0].put_k(block, c.t.position - first, i, c.lane);
+                fence_copies();
+                __syncwarp();
             }
-            float weight = __expf(score[h] - top[h]);
-            sum[h] += weight;
 #pragma unroll
-            for (int i = 0; i < V; i++) acc[h][i] = fmaf(weight, v[i], acc[h][i]);
+            for (uint32_t pair = 0; pair < L::K_DIMS / 32; pair++) {
+                fragment_a a[2];
+                L::load_k(block, pair, c.lane, a);
+#pragma unroll
+                for (uint32_t j = 0; j < 2; j++) {
+                    const uint32_t step = i * (L::K_DIMS / 16) + 2 * pair + j;
+                    const uint4 q = c.s.q[step][c.lane];
+                    multiply_add(high[step / 4], a[j], q.x, q.y);
+                    multiply_add(low[j], a[j], q.z, q.w);
+                }
+            }
         }
+        stream.release();
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        float sum = low[0][i] + low[1][i];
+#pragma unroll
+        for (uint32_t j = 0; j < L::DIM / 64; j++) sum += high[j][i];
+        out[i] = first + c.lane / 4 + i / 2 * 8 < c.t.end ? sum * down : -INFINITY;
+    }
+}
+
+/* The online softmax of a lane's two heads, 2t and 2t + 1. */
+struct softmax_state {
+    float top[2], sum[2];                            /* sum: of the lane's own positions */
+
+    /* Scores become weights, 2^14 2^(score - top), as B fragments in shared memory; shrink is what older sums must be
+     * multiplied by. */
+    template <class L> __device__ __forceinline__ void advance(const context<L> &c, const float score[4], float shrink[2]) {
+        const uint32_t head = c.lane % 4 * 2;
+        float largest[2] = { fmaxf(score[0], score[2]), fmaxf(score[1], score[3]) };
+#pragma unroll
+        for (int o = 4; o <= 16; o *= 2) {
+            const float other0 = __shfl_xor_sync(FULL, largest[0], o), other1 = __shfl_xor_sync(FULL, largest[1], o);
+            largest[0] = fmaxf(largest[0], other0);
+            largest[1] = fmaxf(largest[1], other1);
+        }
+        if (c.lane < 4) {
+            c.s.warp_top[head][c.warp] = largest[0];
+            c.s.warp_top[head + 1][c.warp] = largest[1];
+        }
+        __syncthreads();
+        float weight[4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float4 x = *(const float4 *)&c.s.warp_top[head + h][0], y = *(const float4 *)&c.s.warp_top[head + h][4];
+            const float round_top = fmaxf(fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)), fmaxf(fmaxf(y.x, y.y), fmaxf(y.z, y.w)));
+            const float now = fmaxf(top[h], round_top);
+            shrink[h] = exp2_fast(top[h] - now);
+            top[h] = now;
+            weight[h] = exp2_fast(score[h] - now) * WEIGHT_SCALE;
+            weight[2 + h] = exp2_fast(score[2 + h] - now) * WEIGHT_SCALE;
+            sum[h] = fmaf(sum[h], shrink[h], weight[h] + weight[2 + h]);
+        }
+        uint32_t high[2], low[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {                /* C has a position's two heads in a register, B a head's two positions */
+            const __half2 upper = __floats2half2_rn(weight[2 * i], weight[2 * i + 1]);
+            const float2 back = __half22float2(upper);
+            const __half2 lower = __floats2half2_rn(weight[2 * i] - back.x, weight[2 * i + 1] - back.y);
+            high[i] = transpose_matrix(*(const uint32_t *)&upper);
+            low[i] = transpose_matrix(*(const uint32_t *)&lower);
+        }
+        c.s.weights[c.warp][c.lane] = make_uint4(high[0], high[1], low[0], low[1]);
+        __syncthreads();
+    }
+    /* Tops and totals of the warp, and its sums into its first stage: all stages have been used. */
+    template <class L> __device__ __forceinline__ void leave(const context<L> &c, const cache_stream<L> &stream, const float sums[2][4]) {
+        const uint32_t head = c.lane % 4 * 2;
+        float *own = (float *)stream.ring.stage(0) + head * SUM_STRIDE;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+#pragma unroll
+            for (uint32_t m = 0; m < 2; m++) own[i % 2 * SUM_STRIDE + 16 * m + L::v_row(c.lane / 4, i / 2)] = sums[m][i];
+#pragma unroll
+        for (int o = 4; o <= 16; o *= 2) {
+            const float other0 = __shfl_xor_sync(FULL, sum[0], o), other1 = __shfl_xor_sync(FULL, sum[1], o);
+            sum[0] += other0;
+            sum[1] += other1;
+        }
+        if (c.lane < 4)
+            for (int h = 0; h < 2; h++) {
+                c.s.warp_sum[head + h][c.warp] = sum[h];
+                c.s.top[head + h] = top[h];          /* the same in all warps */
+            }
     }
 };
 
-template <int DIM, int G> __global__ void __launch_bounds__(THREADS) attend_kernel(const __grid_constant__ attention_args p) {
-    chain_release();
-    constexpr int V = DIM / 32;
-    __shared__ float q_shared[G][DIM], fresh[2][DIM];
-    __shared__ float merge_acc[WARPS][DIM], merge_top[WARPS][G], merge_sum[WARPS][G];
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, kv_head = blockIdx.y, split = blockIdx.x;
-    const uint32_t group = p.a.head_count / p.a.kv_head_count, q_stride = (p.a.is_gated ? 2 : 1) * DIM;
-    const uint32_t position = __ldcg(p.a.d_position);      /* written by the step before: no need to wait for it */
-    const range r = split_range(split, p.split_count, position + 1);
-    const uint32_t end = min(r.end, position);              /* cached positions; the new one is in shared memory */
-    const bool owns_new = r.end == position + 1;
-    const size_t row = (size_t)p.a.kv_head_count * DIM, column = (size_t)kv_head * DIM + V * lane;
-    /* The past is in the cache: the first positions are on their way before the wait. */
-    halves<V> k_next[AHEAD], v_next[AHEAD];
+/* The new token's v into its place of a stage, and zeros after it as far as a product reaches: a weight of 0 does not help
+ * against NaN.  The stage starts at position `first`. */
+template <class L> __device__ __forceinline__ void put_new_v(const context<L> &c, const cache_stream<L> &stream, uint32_t first, uint8_t *stage) {
+    const uint32_t row = (c.t.position - first) % L::V_POSITIONS;
+    uint8_t *block = stage + (c.t.position - first) / L::V_POSITIONS * L::V_BLOCK;
+    for (uint32_t later = row + 1; later % 16 != 0; later++) {
+        if (c.lane < L::V_ROW / 4) ((uint32_t *)(block + later * L::V_ROW))[c.lane] = 0;
+        if (L::ELEMENT_BYTES == 1 && c.lane == 0) ((__half *)(block + L::V_CODES))[later] = __ushort_as_half(0);
+    }
+    c.s.fresh[1].put_v(block, row, stream.v_slice, c.lane);
+    fence_copies();
+    __syncwarp();
+}
+
+/* sums[tile of 16 dimensions] of the warp's 32 dimensions over its part of the round: C fragments, row dimension, column head. */
+template <class L> __device__ __forceinline__ void add_values(const context<L> &c, cache_stream<L> &stream, uint32_t round, const float shrink[2],
+                                                              float sums[2][4]) {
+    using S = stages<L>;
+    const uint4 (*weights)[32] = c.s.weights + (stream.v_begin - c.t.begin) / 16;
+    float high[2][4] = {}, low[2][4] = {};
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        uint32_t j = r.begin + warp + WARPS * i;
-        if (j < end) {
-            k_next[i] = load_halves<V>(p.a.k_cache + j * row + column);
-            v_next[i] = load_halves<V>(p.a.v_cache + j * row + column);
+    for (uint32_t i = 0; i < S::V_COUNT; i++) {
+        if (i >= stream.v_count) break;
+        const uint32_t first = stream.v_begin + round * ROUND + i * S::V_POSITIONS;
+        uint8_t *stage = stream.use(first);
+        if (c.t.has_new() && c.t.position - first < S::V_POSITIONS) put_new_v(c, stream, first, stage);
+#pragma unroll
+        for (uint32_t step = 0; step < S::V_POSITIONS / 16; step++) {
+            if (first + 16 * step >= c.t.end) break;
+            fragment_a a[2];
+            L::load_v(stage + step / 2 * L::V_BLOCK, step % 2, c.lane, a);
+            const uint4 w = weights[i * (S::V_POSITIONS / 16) + step][c.lane];
+#pragma unroll
+            for (uint32_t m = 0; m < 2; m++) {
+                multiply_add(high[m], a[m], w.x, w.y);
+                multiply_add(low[m], a[m], w.z, w.w);
+            }
         }
+        stream.release();
     }
+#pragma unroll
+    for (uint32_t m = 0; m < 2; m++)
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) sums[m][i] = fmaf(sums[m][i], shrink[i % 2], high[m][i] + low[m][i]);
+}
+
+template <class L> __global__ void __launch_bounds__(THREADS, SPK_CTAS_PER_SM) attention_kernel(const __grid_constant__ attention_args p) {
+    chain_release();
+    touch_arguments(p);
+    const task t = task_of<L>(p);
+    if (!t.works()) return;
+    const context<L> c = { p, t, *(shared_state<L> *)dynamic_shared(), dynamic_shared() + state_bytes<L>(), threadIdx.x >> 5, threadIdx.x & 31 };
+    cache_stream<L> stream;
+    stream.begin(c);
+    stream.start(c.lane);
+    new_token<L> token;
+    token.start(c);
     chain_wait();
-    if (r.begin >= r.end) return;
-    for (uint32_t h = warp; h < group; h += WARPS)
-        norm_rope<DIM>(p, p.a.q + (kv_head * group + h) * q_stride, p.a.q_norm, q_shared[h], lane);
-    if (owns_new && warp == WARPS - 1) {
-        norm_rope<DIM>(p, p.a.k + kv_head * DIM, p.a.k_norm, fresh[0], lane);
-        size_t at = position * row + (size_t)kv_head * DIM;
-        for (uint32_t i = lane; i < DIM; i += 32) {         /* as the cache rounds it, here too */
-            const __half k = __float2half_rn(fresh[0][i]), v = __float2half_rn(__ldcg(p.a.v + kv_head * DIM + i));
-            p.a.k_cache[at + i] = __half_as_ushort(k);
-            p.a.v_cache[at + i] = __half_as_ushort(v);
-            fresh[0][i] = __half2float(k);
-            fresh[1][i] = __half2float(v);
-        }
-    }
+    token.finish(c);
+    const float4 gate = load_first_gate(c);
     __syncthreads();
-    float q[G][V];
-    const float scale = 1.0f / sqrtf((float)DIM);
-#pragma unroll
-    for (int h = 0; h < G; h++)
-#pragma unroll
-        for (int i = 0; i < V; i++) q[h][i] = h < (int)group ? q_shared[h][V * lane + i] * scale : 0.0f;
-    softmax_state<G, V> s;
-    s.clear();
-    for (uint32_t base = r.begin + warp; base < end; base += WARPS * AHEAD) {
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            uint32_t j = base + WARPS * i, later = j + WARPS * AHEAD;
-            if (j >= end) break;
-            float k[V], v[V];
-            to_floats<V>(k_next[i], k);
-            to_floats<V>(v_next[i], v);
-            if (later < end) {
-                k_next[i] = load_halves<V>(p.a.k_cache + later * row + column);
-                v_next[i] = load_halves<V>(p.a.v_cache + later * row + column);
-            }
-            s.add(q, k, v);
-        }
+    store_fresh(c);
+    softmax_state state = { { -INFINITY, -INFINITY }, { 0.0f, 0.0f } };
+    float sums[2][4] = {};
+    for (uint32_t round = 0; t.begin + round * ROUND < t.end; round++) {
+        float scores[4], shrink[2];
+        score(c, stream, stream.k_begin + round * ROUND, token.range.down, scores);
+        state.advance(c, scores, shrink);
+        add_values(c, stream, round, shrink, sums);
     }
-    if (owns_new && warp == 0) {
-        float k[V], v[V];
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            k[i] = fresh[0][V * lane + i];
-            v[i] = fresh[1][V * lane + i];
-        }
-        s.add(q, k, v);
-    }
-    /* Merge the warps, one query head at a time, in order of warp. */
-    if (lane == 0)
-#pragma unroll
-        for (int h = 0; h < G; h++) {
-            merge_top[warp][h] = s.top[h];
-            merge_sum[warp][h] = s.sum[h];
-        }
-    float *partial = p.a.partial + (size_t)(kv_head * p.split_count + split) * group * (DIM + 2);
-#pragma unroll
-    for (int h = 0; h < G; h++) {
-        if (h >= (int)group) break;
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < V; i++) merge_acc[warp][V * lane + i] = s.acc[h][i];
-        __syncthreads();
-        float top = -INFINITY, sum = 0.0f;
-        for (int w = 0; w < WARPS; w++) top = fmaxf(top, merge_top[w][h]);
-        for (uint32_t i = threadIdx.x; i < DIM; i += THREADS) {
-            float value = 0.0f;
-            for (int w = 0; w < WARPS; w++) value = fmaf(__expf(merge_top[w][h] - top), merge_acc[w][i], value);
-            partial[h * (DIM + 2) + i] = value;
-        }
-        for (int w = 0; w < WARPS; w++) sum = fmaf(__expf(merge_top[w][h] - top), merge_sum[w][h], sum);
-        if (threadIdx.x == 0) {
-            partial[h * (DIM + 2) + DIM] = top;
-            partial[h * (DIM + 2) + DIM + 1] = sum;
-        }
-    }
+    state.leave(c, stream, sums);
+    __syncthreads();
+    add_up_warps(c, gate);
+    if (t.split_count > 1) merge_splits(c);
 }
 
-/* A CTA is one query head; splits in order. */
-template <int DIM> __global__ void __launch_bounds__(DIM) combine_kernel(const __grid_constant__ attention_args p) {
-    chain_release();
-    const uint32_t group = p.a.head_count / p.a.kv_head_count, head = blockIdx.x, kv_head = head / group;
-    chain_wait();
-    const uint32_t count = __ldcg(p.a.d_position) + 1;
-    const float *partial = p.a.partial + ((size_t)kv_head * p.split_count * group + head % group) * (DIM + 2);
-    const size_t stride = (size_t)group * (DIM + 2);
-    uint32_t used = 0;
-    float top = -INFINITY, sum = 0.0f, value = 0.0f;
-    while (used < p.split_count && split_range(used, p.split_count, count).begin < count) used++;
-    for (uint32_t s = 0; s < used; s++) top = fmaxf(top, __ldcg(partial + s * stride + DIM));
-    for (uint32_t s = 0; s < used; s++) {
-        float weight = __expf(__ldcg(partial + s * stride + DIM) - top);
-        sum = fmaf(weight, __ldcg(partial + s * stride + DIM + 1), sum);
-        value = fmaf(weight, __ldcg(partial + s * stride + threadIdx.x), value);
-    }
-    float out = value / sum;
-    if (p.a.is_gated) out *= sigmoid(__ldcg(p.a.q + head * 2 * DIM + DIM + threadIdx.x));
-    p.a.out[head * DIM + threadIdx.x] = out;
+attention_args arguments_of(const spk_cuda *cuda, const spk_cuda_attention *a) {
+    attention_args p = { *a, 0, 0, 0, 0 };
+    const uint32_t ratio = a->head_count / a->kv_head_count;
+    p.group_count = (ratio + HEADS - 1) / HEADS;
+    p.group_heads = (ratio + p.group_count - 1) / p.group_count;
+    p.split_count = cuda->sm_count / (a->kv_head_count * p.group_count);
+    if (p.split_count == 0) p.split_count = 1;
+    if (p.split_count > SPLITS_MAX) p.split_count = SPLITS_MAX;
+    return p;
 }
 
-uint32_t splits_of(const spk_cuda *cuda, const spk_cuda_attention *args) {
-    uint32_t splits = cuda->sm_count / args->kv_head_count;
-    return splits == 0 ? 1 : splits;
+template <class L> void launch_attention(spk_cuda *cuda, attention_args p) {
+    constexpr uint32_t bytes = WARPS * stages<L>::BYTES;     /* of all warps' stage */
+    const uint32_t budget = cuda->shared_budget_bytes < SHARED_BYTES_MAX ? cuda->shared_budget_bytes : SHARED_BYTES_MAX;
+    p.stage_count = (budget - state_bytes<L>()) / bytes;
+    if (p.stage_count > RING_STAGES_MAX) p.stage_count = RING_STAGES_MAX;
+    if (p.stage_count == 0) p.stage_count = 1;
+    launch(cuda, attention_kernel<L>, dim3(p.split_count, p.a.kv_head_count * p.group_count), THREADS, state_bytes<L>() + p.stage_count * bytes, p,
+           "attention");
 }
 
 template <int DIM> void launch_attention(spk_cuda *cuda, const attention_args &p) {
-    uint32_t group = p.a.head_count / p.a.kv_head_count;
-    dim3 grid(p.split_count, p.a.kv_head_count);
-    launch(cuda, group <= 2 ? attend_kernel<DIM, 2> : group <= 4 ? attend_kernel<DIM, 4> : attend_kernel<DIM, 8>, grid, THREADS,
-           0, p, "attention");
-    launch(cuda, combine_kernel<DIM>, p.a.head_count, DIM, 0, p, "attention combine");
+    if (p.a.kv_type == SPK_CUDA_KV_Q8) launch_attention<cache_layout<DIM, true>>(cuda, p);
+    else launch_attention<cache_layout<DIM, false>>(cuda, p);
 }
 
 } // namespace
 } // namespace spk
 
+uint64_t spk_cuda_attention_cache_bytes(const spk_cuda_attention *args) {
+    const uint64_t values = (uint64_t)args->kv_head_count * ((args->context_tokens + 31ull) / 32 * 32) * args->head_dim;
+    return args->kv_type == SPK_CUDA_KV_Q8 ? values + values / 16 : 2 * values;
+}
+
 uint64_t spk_cuda_attention_scratch_bytes(const spk_cuda *cuda, const spk_cuda_attention *args) {
-    return (uint64_t)spk::splits_of(cuda, args) * args->head_count * (args->head_dim + 2) * sizeof(float);
+    const spk::attention_args p = spk::arguments_of(cuda, args);
+    const uint64_t teams = (uint64_t)args->kv_head_count * p.group_count;
+    return spk::words_bytes(teams) + teams * p.split_count * spk::HEADS * (sizeof(float2) + args->head_dim * sizeof(float));
 }
 
 void spk_cuda_launch_attention(spk_cuda *cuda, const spk_cuda_attention *args) {
-    spk::attention_args p = { *args, spk::splits_of(cuda, args) };
+    const spk::attention_args p = spk::arguments_of(cuda, args);
     switch (args->head_dim) {
     case 64:  spk::launch_attention<64>(cuda, p); break;
     case 128: spk::launch_attention<128>(cuda, p); break;

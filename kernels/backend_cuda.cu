@@ -12,14 +12,10 @@ struct spk_cuda_step {
     cudaGraphExec_t exec;
 };
 
-static spk_status fail(cudaError_t error, const char *what, spk_error *err) {
-    if (error == cudaSuccess) return SPK_OK;
-    return spk_fail(err, error == cudaErrorMemoryAllocation ? SPK_E_MEMORY : SPK_E_IO, "GPU: %s: %s", what,
-                    cudaGetErrorString(error));
-}
+using spk::fail;
 
 spk_status spk_cuda_open(spk_cuda **out, spk_error *err) {
-    int count = 0, major = 0, sms = 0;
+    int count = 0, major = 0, sms = 0, sm_shared = 0, cta_shared = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0)
         return spk_fail(err, SPK_E_UNSUPPORTED, "backend cuda: no usable GPU: %s",
@@ -27,6 +23,8 @@ spk_status spk_cuda_open(spk_cuda **out, spk_error *err) {
     SPK_TRY(fail(cudaSetDevice(0), "choosing the device", err));
     SPK_TRY(fail(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "asking for its version", err));
     SPK_TRY(fail(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0), "asking for its size", err));
+    SPK_TRY(fail(cudaDeviceGetAttribute(&sm_shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, 0), "asking for its size", err));
+    SPK_TRY(fail(cudaDeviceGetAttribute(&cta_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), "asking for its size", err));
     if (major < 8)
         return spk_fail(err, SPK_E_UNSUPPORTED, "backend cuda: the GPU is sm_%d0, expected sm_80 or later", major);
     spk_cuda *cuda = (spk_cuda *)calloc(1, sizeof *cuda);
@@ -38,6 +36,8 @@ spk_status spk_cuda_open(spk_cuda **out, spk_error *err) {
     }
     cuda->sm_count = (uint32_t)sms;
     cuda->has_chain = major >= 9;
+    cuda->shared_budget_bytes = (uint32_t)sm_shared / 2 + 12288 < (uint32_t)cta_shared ? (uint32_t)sm_shared / 2 + 12288 : (uint32_t)cta_shared - 8192;
+    cuda->shared_long_bytes = (uint32_t)cta_shared - 8192;
     *out = cuda;
     return SPK_OK;
 }
@@ -51,16 +51,8 @@ void spk_cuda_close(spk_cuda *cuda) {
 uint32_t    spk_cuda_sm_count(const spk_cuda *cuda) { return cuda->sm_count; }
 
 spk_status spk_cuda_allocate(spk_cuda *cuda, uint64_t size_bytes, const char *what, void **d_out, spk_error *err) {
-    size_t available = 0, total = 0;
     void *memory = nullptr;
-    cudaError_t error = cudaMalloc(&memory, size_bytes ? size_bytes : 1);
-    if (error == cudaErrorMemoryAllocation) {
-        (void)cudaGetLastError();
-        (void)cudaMemGetInfo(&available, &total);
-        return spk_fail(err, SPK_E_MEMORY, "GPU: %s needs %.2f GB, %.2f GB of %.2f GB are free", what,
-                        (double)size_bytes * 1e-9, (double)available * 1e-9, (double)total * 1e-9);
-    }
-    SPK_TRY(fail(error, what, err));
+    SPK_TRY(spk_cuda_allocate_raw(cuda, size_bytes, what, &memory, err));
     spk_status status = spk_cuda_fill(cuda, memory, 0, size_bytes, err);
     if (status != SPK_OK) {
         (void)cudaFree(memory);

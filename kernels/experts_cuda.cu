@@ -1,281 +1,324 @@
 /* kernels/experts_cuda.cu - routed experts of one token: selection, gate and up, weighted down.
  *
- * Maths      experts_up: h[r] = silu(G_e x) * (U_e x), e = r-th of the largest logits (ties to the lower index), weights
- *            softmax over the chosen;  experts_down: routed = sum_r weight_r D_e h[r], shared = sigmoid(g) S h_shared
- * Bytes      Qwen3.6, Q4_K gate and up, Q5_K down: 9.4 MB and 5.8 MB a layer
- * Launch     up: CTAs of 256 threads, a warp takes a pair of tiles; warp 0 selects before x is prepared.
- *            down: one CTA for a row group of all ranks; a warp takes a rank, prepares its h, and the CTA adds the ranks in
- *            order: no atomics on floats, so the same token twice gives the same bits.  The shared expert has CTAs of
- *            its own in the same launch
- * Reference  spk_kernels.top_k, matmul, swiglu, add_scaled
+ * Maths      up: h[r] = silu(G_e x) * (U_e x), e the r-th of the chosen;
+ *            down: routed = sum_r weight_r D_e h[r], shared = sigmoid(g) S h_shared
+ * Bytes      Qwen3.6, Q4_K gate and up, Q5_K down: 9.4 MB and 5.8 MB a layer, plus 0.6 MB of the shared expert
+ * Launch     up: a warp takes a gate and an up tile; weights are asked for as soon as the choice is known, x is prepared while
+ *            they come.  It releases only after its wait, and so vouches for the logits to the next kernel.
+ *            down: selects, and has all its weights in flight, while up still runs.  A CTA takes one row group of all ranks
+ *            of its part and of the shared expert, a warp one tile of one rank with its own piece of h; the CTA adds the tiles
+ *            and then the ranks in order: no atomics on floats, so the same token twice gives the same bits
+ * Reference  spk_kernels.top_k, matmul, swiglu, add_scaled; tolerances in input_cuda.cuh and tile_cuda.cuh
  */
-#include <algorithm>
-
 #include "kernels/backend_cuda.cuh"
 #include "kernels/rows_cuda.cuh"
+#include "kernels/select_cuda.cuh"
 
 namespace spk {
 namespace {
 
-constexpr int WARPS = 8, THREADS = 32 * WARPS, USED_MAX = 64, EXPERTS_MAX = 256, KEYS = EXPERTS_MAX / 32;
+constexpr uint32_t WARPS = 12, THREADS = 32 * WARPS;
+constexpr uint32_t DOWN_WARPS = 10, DOWN_THREADS = 32 * DOWN_WARPS;   /* eight ranks and the shared expert at once */
 
-/* ---- Selection ---- */
-
-/* The k largest of n <= EXPERTS_MAX logits by one warp: k rounds of the best that is left.  A lane holds values lane + 32 i
- * as ordered keys; a taken key becomes 0, which no number has. */
-__device__ __forceinline__ void select_top(const float *logits, uint32_t n, uint32_t k, uint32_t *choice, float *weight,
-                                           uint32_t lane) {
-    uint32_t keys[KEYS];
-#pragma unroll
-    for (uint32_t i = 0; i < KEYS; i++) keys[i] = lane + 32 * i < n ? order_bits(__ldcg(logits + lane + 32 * i)) : 0;
-    float top = 0.0f, sum = 0.0f, mine[USED_MAX / 32] = { 0.0f };
-    for (uint32_t r = 0; r < k; r++) {
-        uint32_t best = 0, index = UINT32_MAX;
-#pragma unroll
-        for (uint32_t i = 0; i < KEYS; i++) best = max(best, keys[i]);
-        best = __reduce_max_sync(FULL, best);
-#pragma unroll
-        for (uint32_t i = 0; i < KEYS; i++) index = keys[i] == best ? min(index, lane + 32 * i) : index;
-        index = __reduce_min_sync(FULL, index);          /* ties: the lower index */
-#pragma unroll
-        for (uint32_t i = 0; i < KEYS; i++) keys[i] = index == lane + 32 * i ? 0 : keys[i];
-        float value = __uint_as_float(best & 0x80000000u ? best & 0x7fffffffu : ~best);
-        if (r == 0) top = value;
-        float e = expf(value - top);
-        sum += e;
-#pragma unroll
-        for (int i = 0; i < USED_MAX / 32; i++) mine[i] = r == lane + 32 * i ? e : mine[i];
-        if (lane == 0) choice[r] = index;
+__global__ void __launch_bounds__(THREADS) top_k_kernel(const __grid_constant__ spk_cuda_top_k a) {
+    chain_release();
+    extern __shared__ __align__(128) uint8_t memory[];
+    __shared__ chosen_experts chosen;
+    chain_wait();
+    select_top(a.logits, a.expert_count, a.used_count, (unsigned long long *)memory, chosen);
+    if (threadIdx.x >= 32) return;
+    weigh_chosen(a.used_count, chosen);
+    for (uint32_t r = threadIdx.x; r < a.used_count; r += 32) {
+        a.choice[r] = chosen.choice[r];
+        a.weight[r] = chosen.weight[r];
     }
-#pragma unroll
-    for (int i = 0; i < USED_MAX / 32; i++)
-        if (lane + 32 * i < k) weight[lane + 32 * i] = mine[i] / sum;
 }
 
-__global__ void __launch_bounds__(32) top_k_kernel(const __grid_constant__ spk_cuda_top_k a) {
-    chain_release();
-    chain_wait();
-    select_top(a.logits, a.expert_count, a.used_count, a.choice, a.weight, threadIdx.x);
+/* The choice; ends with a barrier.  Warp `weigher` makes the weights, too. */
+__device__ __forceinline__ void route(const spk_cuda_routing &a, unsigned long long *keys, chosen_experts &chosen, uint32_t weigher) {
+    const bool weighs = threadIdx.x >> 5 == weigher;
+    const uint32_t lane = threadIdx.x & 31;
+    if (a.logits != nullptr) {
+        select_top(a.logits, a.expert_count, a.used_count, keys, chosen);
+        if (weighs) weigh_chosen(a.used_count, chosen);
+        return;
+    }
+    for (uint32_t r = lane; weighs && r < a.used_count; r += 32) {
+        chosen.choice[r] = __ldcg(a.choice + r);
+        chosen.weight[r] = __ldcg(a.weight + r);
+    }
+    __syncthreads();
 }
 
 /* ---- Gate and up ---- */
 
 struct up_args {
-    spk_cuda_source source;
-    row_matrix      gate, up;
-    uint64_t        expert_stride;
-    const float    *logits;
-    uint32_t       *choice;
-    float          *weight, *h;
-    uint32_t        expert_count, used_count;
+    spk_cuda_source  source;
+    spk_cuda_routing routing;
+    row_matrix       gate;
+    const uint8_t   *up;             /* of gate's shape */
+    uint64_t         expert_stride;
+    float           *h;
+    spk_cuda_signal  inputs_ready, routed_ready;
+    uint32_t        *choice_out;
+    float           *weight_out;
+    uint32_t         stage_bytes, stage_count, warps;   /* warps: that take jobs; the ring is theirs */
 };
 
-__device__ __forceinline__ void choose(const up_args &a, uint32_t *choice, float *weight, uint32_t lane) {
-    if (a.logits == nullptr) {
-        for (uint32_t r = lane; r < a.used_count; r += 32) choice[r] = __ldcg(a.choice + r);
-        return;
+struct up_jobs {
+    const up_args  &a;
+    const uint32_t *choice;
+    uint32_t        first, step, end;
+    float           factor;
+    __device__ __forceinline__ job at(uint32_t index) const {
+        const uint32_t rank = index / a.gate.unit_count;
+        return { rank, index - rank * a.gate.unit_count, 2 };
     }
-    select_top(a.logits, a.expert_count, a.used_count, choice, weight, lane);
+    __device__ __forceinline__ const row_matrix &shape(const job &) const { return a.gate; }
+    __device__ __forceinline__ uint64_t offset(const job &j) const { return choice[j.owner] * a.expert_stride + j.unit * a.gate.unit_stride; }
+    __device__ __forceinline__ const uint8_t *first_unit(const job &j) const { return a.gate.data + offset(j); }
+    __device__ __forceinline__ int64_t apart(const job &) const { return a.up - a.gate.data; }
+    __device__ __forceinline__ void prepare(const job &) const {}
+    __device__ __forceinline__ void put(const job &j, const float sums[TILES_MAX]) const {
+        const uint32_t lane = threadIdx.x & 31, row = a.gate.row(j.unit, lane);
+        if (a.gate.leads(lane) && row < a.gate.row_count)
+            a.h[(size_t)j.owner * a.gate.row_count + row] = silu(sums[0] * factor) * (sums[1] * factor);
+    }
+};
+
+/* The last warp of the last CTA, which has least to do, tells the choice. */
+__device__ __forceinline__ void publish(const up_args &a, const chosen_experts &chosen) {
+    const uint32_t lane = threadIdx.x & 31;
+    for (uint32_t r = lane; r < a.routing.used_count; r += 32) {
+        a.choice_out[r] = chosen.choice[r];
+        a.weight_out[r] = chosen.weight[r];
+    }
+    __threadfence();
     __syncwarp();
-    for (uint32_t r = lane; blockIdx.x == 0 && r < a.used_count; r += 32) {
-        a.choice[r] = choice[r];
-        a.weight[r] = weight[r];
-    }
+    if (lane == 0) give(a.routed_ready);
 }
 
-struct pair_job {
-    row_matrix gate, up;
-    uint32_t   rank, unit;
-    __device__ __forceinline__ pair_job(const up_args &a, const uint32_t *choice, uint32_t job)
-        : gate(a.gate), up(a.up), rank(job / a.gate.unit_count), unit(job % a.gate.unit_count) {
-        gate.data += choice[rank] * a.expert_stride;
-        up.data += choice[rank] * a.expert_stride;
-    }
-    __device__ __forceinline__ const uint8_t *gate_unit() const { return gate.unit(unit); }
-    __device__ __forceinline__ const uint8_t *up_unit() const { return up.unit(unit); }
-    __device__ __forceinline__ void put(const up_args &a, float g, float u, uint32_t lane) const {
-        uint32_t row = gate.row(unit, lane);
-        if (gate.leads(lane) && row < gate.row_count) a.h[(size_t)rank * gate.row_count + row] = silu(g) * u;
-    }
-};
-
-__device__ __forceinline__ float pair_sum(const row_matrix &m, uint32_t unit, raw_tile &raw, const shared_vector &v, uint32_t count,
-                                          uint32_t lane) {
-    if (is_float(m.type)) return row_product_of(m, unit, v, count, lane);
-    float sum = 0.0f;
-#pragma unroll 1
-    for (uint32_t t = 0; t < m.tiles_per_group; t++) {
-        if (t > 0) raw.load(m.unit(unit) + t * m.stride, lane, chunks_of(m.type));
-        sum += product_of(m.type, raw, v, t * m.lanes_per_row + m.first_block(lane), false);
-    }
-    return row_sum(sum, m.lanes_per_row);
-}
-
-/* Weights are asked for as soon as the choice is known; x is prepared while they come. */
-__global__ void __launch_bounds__(THREADS, 1) up_kernel(const __grid_constant__ up_args a) {
+/* Dynamic shared memory: the vector, candidate keys, then the ring. */
+__global__ void __launch_bounds__(THREADS, SPK_CTAS_PER_SM) up_kernel(const __grid_constant__ up_args a) {
     chain_release();
-    extern __shared__ __align__(16) uint8_t memory[];
-    __shared__ uint32_t choice[USED_MAX];
-    __shared__ float weight[USED_MAX];
-    shared_vector v = carve_vector(memory, a.source.count);
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const uint32_t first = blockIdx.x * WARPS + warp, step = gridDim.x * WARPS, end = a.used_count * a.gate.unit_count;
+    touch_arguments(a);
+    extern __shared__ __align__(128) uint8_t memory[];
+    __shared__ uint64_t barriers[WARPS * RING_STAGES_MAX];
+    __shared__ chosen_experts chosen;
+    const uint32_t count = a.source.count;
+    const bool floats = is_float(a.gate.type);
+    const input_vector v = floats ? carve_f32(memory, count) : carve_int8(memory, count, a.source.has_rest);
+    const uint32_t vector = floats ? f32_bytes(count) : int8_bytes(count, a.source.has_rest);
+    const uint32_t ring_at = (vector + select_bytes(a.routing.expert_count, a.routing.used_count) + 127) / 128 * 128;
+    warp_ring ring;
+    ring.begin(memory + ring_at, barriers, a.stage_bytes, a.stage_count);
     norm_prefetch norm;
     norm.load(a.source);
-    chain_wait();
-    if (warp == 0) choose(a, choice, weight, lane);
+    const float_riders none = {};
+    const uint32_t end = a.routing.used_count * a.gate.unit_count, warp = threadIdx.x >> 5;
+    up_jobs jobs = { a, chosen.choice, warp < a.warps ? blockIdx.x + gridDim.x * warp : end, gridDim.x * a.warps, end, 1.0f };
+    if (a.inputs_ready.d_flag == nullptr) chain_wait();
+    else if (threadIdx.x == 0) await(a.inputs_ready);
     __syncthreads();
-    raw_tile raw[2];
-    if (first < end && !is_float(a.gate.type)) raw[0].load(pair_job(a, choice, first).gate_unit(), lane, chunks_of(a.gate.type));
-    if (first < end && !is_float(a.up.type)) raw[1].load(pair_job(a, choice, first).up_unit(), lane, chunks_of(a.up.type));
-    prepare_vector(a.source, v, norm, blockIdx.x == 0);
-#pragma unroll 1
-    for (uint32_t job = first; job < end; job += step) {
-        const pair_job p(a, choice, job);
-        if (job != first && !is_float(a.gate.type)) raw[0].load(p.gate_unit(), lane, chunks_of(a.gate.type));
-        if (job != first && !is_float(a.up.type)) raw[1].load(p.up_unit(), lane, chunks_of(a.up.type));
-        float sums[2];
-#pragma unroll 1
-        for (int side = 0; side < 2; side++) {
-            const float sum = pair_sum(side == 0 ? p.gate : p.up, p.unit, raw[0], v, a.source.count, lane);
-            if (side == 0) {
-                sums[0] = sum;
-                raw[0] = raw[1];
-            } else {
-                sums[1] = sum;
-            }
-        }
-        p.put(a, sums[0], sums[1], lane);
-    }
+    jobs.factor = prepare_input(a.source, v, norm, none, false);
+    chain_wait();
+    route(a.routing, (unsigned long long *)(memory + vector), chosen, WARPS - 1);
+    job_stream<up_jobs> stream(jobs, ring);
+    stream.start();
+    if (a.routed_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && warp == WARPS - 1) publish(a, chosen);
+    stream.run(v);
 }
 
 /* ---- Down ---- */
 
+/* One side: the routed experts, or the shared one. */
+struct down_side {
+    row_matrix   m;                  /* data NULL: none */
+    const float *h;                  /* of the first slot; slots are column_count apart */
+    uint32_t     column_count, units_per_cta;
+};
 struct down_args {
-    row_matrix      down, shared_down;   /* shared_down.data NULL: no shared expert */
-    uint64_t        expert_stride;
-    const uint32_t *choice;
-    const float    *weight, *h, *shared_h, *shared_logit;
-    float          *routed, *shared;
-    uint32_t        used_count, ff, shared_ff, slot_bytes, rows_per_cta, routed_ctas;
+    spk_cuda_routing routing;
+    spk_cuda_signal  routed_ready;
+    down_side        routed, shared;
+    uint64_t         expert_stride;
+    const float     *shared_logit;
+    float           *routed_out[SPK_CUDA_DOWN_PARTS_MAX], *shared_out, *sum_out;
+    const float     *residual;
+    uint32_t         part_count, rows_per_cta, stage_bytes, slot_bytes;
 };
 
-/* Prepare h of one slot for one warp: no norm, no sums, no CTA barrier. */
-__device__ __forceinline__ void prepare_slot(const float *h, uint32_t count, const shared_vector &v, uint32_t lane) {
-#pragma unroll 1
+/* Job j of a CTA: piece (fastest), unit, slot; the shared expert's jobs come last. */
+struct down_job {
+    const down_side *side;
+    uint32_t slot, unit, piece;
+};
+__device__ __forceinline__ uint32_t side_jobs(const down_side &s, uint32_t slots) { return slots * s.units_per_cta * s.m.piece_count; }
+__device__ __forceinline__ down_job job_of(const down_args &a, uint32_t index, uint32_t routed_jobs) {
+    down_job j;
+    j.side = index < routed_jobs ? &a.routed : &a.shared;
+    if (index >= routed_jobs) index -= routed_jobs;
+    j.piece = index % j.side->m.piece_count;
+    index /= j.side->m.piece_count;
+    j.unit = index % j.side->units_per_cta;
+    j.slot = index / j.side->units_per_cta;
+    return j;
+}
+
+/* A piece of h for one warp: no norm, no sums, no CTA barrier. */
+__device__ __forceinline__ void prepare_piece(const float *h, uint32_t count, const input_vector &v) {
+    const uint32_t lane = threadIdx.x & 31;
+#pragma unroll 2
     for (uint32_t c = 0; c < v.k; c++) {
-        uint32_t at = c * 256 + lane * 8;
-        float x[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
-        if (at < count) {
-            *(float4 *)&x[0] = load_activation4(h + at);
-            *(float4 *)&x[4] = load_activation4(h + at + 4);
-        }
-        *(float4 *)(v.f32 + at) = *(float4 *)&x[0];
-        *(float4 *)(v.f32 + at + 4) = *(float4 *)&x[4];
-        quantize_eight(v, c, lane, x, true);
+        const uint32_t at = c * 256 + lane * 8;
+        const eight value = at < count ? load_eight(h + at) : zero_eight();
+        if (v.f32 != nullptr) value.store(v.f32 + at);
+        else quantize_eight(v, c, lane, value);
     }
     __syncwarp();
 }
 
-/* Sums of unit_count units from `first` of one matrix by one warp, row i of the first unit at sums[i].  The first weights
- * are on their way while the vector is prepared. */
-__device__ __forceinline__ void down_units(const row_matrix &m, uint32_t first, uint32_t unit_count, const float *h, uint32_t count,
-                                           const shared_vector &v, float *sums, uint32_t lane) {
-    const uint32_t rows_per_unit = 32 / m.lanes_per_row, chunks = chunks_of(m.type);
-    const bool has_tiles = !is_float(m.type);
-    raw_tile raw;
-    if (has_tiles && first < m.unit_count) raw.load(m.unit(first), lane, chunks);
-    prepare_slot(h, count, v, lane);
-#pragma unroll 1
-    for (uint32_t i = 0; i < unit_count && first + i < m.unit_count; i++) {
+/* Rows of this CTA over its slots: tiles of a slot in order, then slots in order. */
+__device__ __forceinline__ float add_slots(const down_side &s, const float *sums, uint32_t slots, uint32_t row, const float *weight) {
+    const uint32_t unit = row >> (5 - s.m.row_shift), in_unit = row & (s.m.rows_per_unit() - 1);
+    float total = 0.0f;
+    for (uint32_t slot = 0; slot < slots; slot++) {
         float sum = 0.0f;
-#pragma unroll 1
-        for (uint32_t t = 0; has_tiles && t < m.tiles_per_group; t++) {
-            if (i + t > 0) raw.load(m.unit(first + i) + t * m.stride, lane, chunks);
-            sum += product_of(m.type, raw, v, t * m.lanes_per_row + m.first_block(lane), true);
-        }
-        sum = has_tiles ? row_sum(sum, m.lanes_per_row) : row_product_of(m, first + i, v, count, lane);
-        if (m.leads(lane)) sums[i * rows_per_unit + lane / m.lanes_per_row] = sum;
+        for (uint32_t p = 0; p < s.m.piece_count; p++)
+            sum += sums[((slot * s.units_per_cta + unit) * s.m.piece_count + p) * 32 + in_unit];
+        total = weight != nullptr ? fmaf(weight[slot], sum, total) : sum;
     }
-    __syncwarp();
+    return total;
 }
 
-/* A CTA of the routed experts: a warp takes a rank, the CTA adds the ranks in order. */
-__device__ __forceinline__ void down_routed(const down_args &a, uint8_t *memory, float *sums) {
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, units = a.rows_per_cta / (32 / a.down.lanes_per_row);
-    for (uint32_t rank = warp; rank < a.used_count; rank += WARPS) {
-        row_matrix m = a.down;
-        m.data += __ldcg(a.choice + rank) * a.expert_stride;
-        down_units(m, blockIdx.x * units, units, a.h + (size_t)rank * a.ff, a.ff,
-                             carve_vector(memory + (size_t)warp * a.slot_bytes, a.ff), sums + rank * a.rows_per_cta, lane);
-    }
-    const float rank_weight = lane < a.used_count ? __ldcg(a.weight + lane) : 0.0f;
-    __syncthreads();
-    if (warp != 0) return;
-    for (uint32_t at = lane; at < (a.rows_per_cta + 31) / 32 * 32; at += 32) {
-        float routed = 0.0f;
-        for (uint32_t r = 0; r < a.used_count; r++) {
-            float weight = r < 32 ? __shfl_sync(FULL, rank_weight, r) : __ldcg(a.weight + r);
-            if (at < a.rows_per_cta) routed = fmaf(weight, sums[r * a.rows_per_cta + at], routed);
-        }
-        uint32_t row = blockIdx.x * a.rows_per_cta + at;
-        if (at < a.rows_per_cta && row < a.down.row_count) a.routed[row] = routed;
-    }
-}
-
-/* A CTA of the shared expert: a warp takes rows_per_cta rows. */
-__device__ __forceinline__ void down_shared(const down_args &a, uint8_t *memory, float *sums) {
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, units = a.rows_per_cta / (32 / a.shared_down.lanes_per_row);
-    const uint32_t part = (blockIdx.x - a.routed_ctas) * WARPS + warp;
-    float *own = sums + warp * a.rows_per_cta;
-    const float gate = sigmoid(__ldcg(a.shared_logit));
-    down_units(a.shared_down, part * units, units, a.shared_h, a.shared_ff,
-                         carve_vector(memory + (size_t)warp * a.slot_bytes, a.shared_ff), own, lane);
-    for (uint32_t at = lane; at < a.rows_per_cta; at += 32) {
-        uint32_t row = part * a.rows_per_cta + at;
-        if (row < a.shared_down.row_count) a.shared[row] = own[at] * gate;
-    }
-}
-
-/* Dynamic shared memory: a vector for each warp, then sums [rank or warp][rows_per_cta]. */
-__global__ void __launch_bounds__(THREADS, 1) down_kernel(const __grid_constant__ down_args a) {
+/* Grid: row groups * parts.  Dynamic shared memory: candidate keys, a piece of h for each warp, the ring, sums [job][32]. */
+__global__ void __launch_bounds__(DOWN_THREADS, SPK_CTAS_PER_SM) down_kernel(const __grid_constant__ down_args a) {
     chain_release();
-    extern __shared__ __align__(16) uint8_t memory[];
-    float *sums = (float *)(memory + (size_t)WARPS * a.slot_bytes);
+    touch_arguments(a);
+    extern __shared__ __align__(128) uint8_t memory[];
+    __shared__ uint64_t barriers[DOWN_WARPS * RING_STAGES_MAX];
+    __shared__ chosen_experts chosen;
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    const uint32_t part = blockIdx.x % a.part_count, group = blockIdx.x / a.part_count;
+    const uint32_t rank0 = a.routing.used_count * part / a.part_count, ranks = a.routing.used_count * (part + 1) / a.part_count - rank0;
+    const uint32_t routed_jobs = side_jobs(a.routed, ranks);
+    const bool has_shared = a.shared.m.data != nullptr && part == a.part_count - 1;
+    const uint32_t end = routed_jobs + (has_shared ? side_jobs(a.shared, 1) : 0);
+    const uint32_t keys_bytes = (select_bytes(a.routing.expert_count, a.routing.used_count) + 127) / 128 * 128;
+    uint8_t *const slots = memory + keys_bytes, *const ring_memory = slots + (size_t)warps * a.slot_bytes;
+    float *const sums = (float *)(ring_memory + (size_t)warps * a.stage_bytes);
+    warp_ring ring;
+    ring.begin(ring_memory, barriers, a.stage_bytes, 1);
+    if (a.routed_ready.d_flag == nullptr) chain_wait();
+    else if (lane == 0 && warp == 0) await(a.routed_ready);
+    __syncthreads();
+    route(a.routing, (unsigned long long *)memory, chosen, 0);
+    auto fill = [&](const down_job &j) {
+        const row_matrix &m = j.side->m;
+        const uint32_t unit = group * j.side->units_per_cta + j.unit;
+        const uint64_t offset = j.side == &a.routed ? chosen.choice[rank0 + j.slot] * a.expert_stride : 0;
+        if (unit < m.unit_count) ring.fill(0, m.unit(unit) + offset + (size_t)j.piece * m.piece_stride, 0, m.size_of(j.piece), 1);
+        else ring.skip();
+    };
+    down_job j = job_of(a, warp, routed_jobs);
+    if (warp < end) fill(j);
     chain_wait();
-    if (blockIdx.x < a.routed_ctas) down_routed(a, memory, sums);
-    else down_shared(a, memory, sums);
+    const float shared_logit = has_shared ? __ldcg(a.shared_logit) : 0.0f;    /* used last: nothing waits for it before */
+    const uint32_t own_row = group * a.rows_per_cta + threadIdx.x;      /* of the threads that end the CTA */
+    const float residual = a.sum_out != nullptr && own_row < a.routed.m.row_count ? __ldcg(a.residual + own_row) : 0.0f;
+#pragma unroll 1
+    for (uint32_t index = warp; index < end; index += warps) {
+        const row_matrix &m = j.side->m;
+        const uint32_t columns = m.piece_columns(), from = j.piece * columns, count = min(columns, j.side->column_count - from);
+        const input_vector v = is_float(m.type) ? carve_f32(slots + (size_t)warp * a.slot_bytes, columns)
+                                                : carve_int8(slots + (size_t)warp * a.slot_bytes, columns, true);
+        float sum[TILES_MAX] = { 0.0f };
+        prepare_piece(j.side->h + (size_t)(j.side == &a.routed ? rank0 + j.slot : 0) * j.side->column_count + from, count, v);
+        if (group * j.side->units_per_cta + j.unit < m.unit_count) {
+            ring.wait(0);
+            add_pieces(m, ring.stage(0), m.size_of(j.piece), 1, v, 0, lane, sum);
+        }
+        sum[0] = lanes_sum(sum[0], m.lanes_per_row);
+        if (m.leads(lane)) sums[index * 32 + (lane >> m.row_shift)] = sum[0];
+        __syncwarp();
+        if (index + warps >= end) break;
+        j = job_of(a, index + warps, routed_jobs);
+        fill(j);
+    }
+    __syncthreads();
+    if (threadIdx.x >= a.rows_per_cta || own_row >= a.routed.m.row_count) return;
+    const float routed = add_slots(a.routed, sums, ranks, threadIdx.x, chosen.weight + rank0);
+    const float shared = has_shared ? __fmul_rn(sigmoid(shared_logit), add_slots(a.shared, sums + routed_jobs * 32, 1, threadIdx.x, nullptr)) : 0.0f;
+    if (a.sum_out != nullptr) {
+        a.sum_out[own_row] = has_shared ? residual + routed + shared : residual + routed;
+        return;
+    }
+    a.routed_out[part][own_row] = routed;
+    if (has_shared) a.shared_out[own_row] = shared;
+}
+
+uint32_t slot_bytes_of(const row_matrix &m) {
+    return ((is_float(m.type) ? f32_bytes(m.piece_columns()) : int8_bytes(m.piece_columns(), true)) + 127) / 128 * 128;
 }
 
 } // namespace
 } // namespace spk
 
 void spk_cuda_launch_top_k(spk_cuda *cuda, const spk_cuda_top_k *args) {
-    spk::launch(cuda, spk::top_k_kernel, 1, 32, 0, *args, "top k");
+    spk::launch(cuda, spk::top_k_kernel, 1, spk::THREADS, spk::select_bytes(args->expert_count, args->used_count), *args, "top k");
 }
 
 void spk_cuda_launch_experts_up(spk_cuda *cuda, const spk_cuda_experts_up *args) {
     using namespace spk;
-    up_args a = { args->source, make_row_matrix(args->gate), make_row_matrix(args->up), args->expert_stride_bytes, args->logits,
-                  args->choice, args->weight, args->h, args->expert_count, args->used_count };
-    uint32_t ctas = std::min((a.used_count * a.gate.unit_count + WARPS - 1) / WARPS, cuda->sm_count);
-    launch(cuda, up_kernel, ctas, THREADS, vector_bytes(args->source.count), a, "experts up");
+    up_args a = { args->source, args->routing, make_row_matrix(args->gate), args->up.data, args->expert_stride_bytes, args->h,
+                  args->inputs_ready, args->routed_ready, args->choice_out, args->weight_out, 0, 1, 1 };
+    const uint32_t jobs = args->routing.used_count * a.gate.unit_count, ctas = std::min(jobs, cuda->sm_count);
+    const uint32_t vector = (is_float(a.gate.type) ? f32_bytes(args->source.count) : int8_bytes(args->source.count, args->source.has_rest)) +
+                            select_bytes(args->routing.expert_count, args->routing.used_count) + 128;
+    const uint32_t wanted = (jobs + ctas * WARPS - 1) / (ctas * WARPS) * a.gate.piece_count;
+    a.stage_bytes = (2 * a.gate.piece_bytes + 127) / 128 * 128;
+    a.stage_count = std::min(wanted, RING_STAGES_MAX);
+    a.warps = std::min(WARPS, (jobs + ctas - 1) / ctas);
+    while (a.stage_count > 1 && vector + a.warps * a.stage_count * a.stage_bytes > cuda->shared_budget_bytes) a.stage_count--;
+    while (a.warps > 1 && vector + a.warps * a.stage_bytes > cuda->shared_long_bytes) a.warps--;
+    launch(cuda, up_kernel, ctas, THREADS, vector + a.warps * a.stage_count * a.stage_bytes, a, "experts up");
+}
+
+/* Two parts where one row group a CTA would leave half of the SMs idle. */
+uint32_t spk_cuda_experts_down_parts(const spk_cuda *cuda, const spk_matrix *down, uint32_t used_count) {
+    return used_count > 1 && 2 * spk::make_row_matrix(*down).unit_count <= cuda->sm_count ? 2 : 1;
 }
 
 void spk_cuda_launch_experts_down(spk_cuda *cuda, const spk_cuda_experts_down *args) {
     using namespace spk;
-    down_args a = { make_row_matrix(args->down), {}, args->expert_stride_bytes, args->choice, args->weight, args->h, args->shared_h,
-                    args->shared_logit, args->routed, args->shared, args->used_count, (uint32_t)args->down.col_count, 0, 0, 0, 0 };
-    if (args->shared_down.data != nullptr) {
-        a.shared_down = make_row_matrix(args->shared_down);
-        a.shared_ff = (uint32_t)args->shared_down.col_count;
+    down_args a = {};
+    a.routing = args->routing;
+    a.routed_ready = args->routed_ready;
+    a.routed = { make_row_matrix(args->down), args->h, (uint32_t)args->down.col_count, 1 };
+    if (args->shared_down.data != nullptr) a.shared = { make_row_matrix(args->shared_down), args->shared_h, (uint32_t)args->shared_down.col_count, 1 };
+    a.expert_stride = args->expert_stride_bytes;
+    a.shared_logit = args->shared_logit;
+    for (int p = 0; p < SPK_CUDA_DOWN_PARTS_MAX; p++) a.routed_out[p] = args->routed[p];
+    a.shared_out = args->shared;
+    a.sum_out = args->sum;
+    a.residual = args->residual;
+    a.part_count = spk_cuda_experts_down_parts(cuda, &args->down, args->routing.used_count);
+    /* Whole units of both matrices; rows of a unit are powers of two. */
+    a.rows_per_cta = std::max(a.routed.m.rows_per_unit(), a.shared.m.data != nullptr ? a.shared.m.rows_per_unit() : 1);
+    a.routed.units_per_cta = a.rows_per_cta / a.routed.m.rows_per_unit();
+    a.stage_bytes = a.routed.m.piece_bytes;
+    a.slot_bytes = slot_bytes_of(a.routed.m);
+    uint32_t jobs = (args->routing.used_count + a.part_count - 1) / a.part_count * a.routed.units_per_cta * a.routed.m.piece_count;
+    if (a.shared.m.data != nullptr) {
+        a.shared.units_per_cta = a.rows_per_cta / a.shared.m.rows_per_unit();
+        a.stage_bytes = std::max(a.stage_bytes, a.shared.m.piece_bytes);
+        a.slot_bytes = std::max(a.slot_bytes, slot_bytes_of(a.shared.m));
+        jobs += a.shared.units_per_cta * a.shared.m.piece_count;
     }
-    /* Few rows a CTA, for many CTAs; whole units of both matrices. */
-    a.rows_per_cta = std::max({ 8u, 32 / a.down.lanes_per_row, a.shared_down.data ? 32 / a.shared_down.lanes_per_row : 0 });
-    a.slot_bytes = vector_bytes(std::max(a.ff, a.shared_ff));
-    a.routed_ctas = (a.down.row_count + a.rows_per_cta - 1) / a.rows_per_cta;
-    const uint32_t shared_rows_per_cta = WARPS * a.rows_per_cta;
-    const uint32_t shared_ctas = a.shared_down.data != nullptr ? (a.down.row_count + shared_rows_per_cta - 1) / shared_rows_per_cta : 0;
-    const uint32_t shared_bytes = WARPS * a.slot_bytes + std::max(a.used_count, (uint32_t)WARPS) * a.rows_per_cta * (uint32_t)sizeof(float);
-    launch(cuda, down_kernel, a.routed_ctas + shared_ctas, THREADS, shared_bytes, a, "experts down");
+    a.stage_bytes = (a.stage_bytes + 127) / 128 * 128;
+    const uint32_t keys_bytes = (select_bytes(args->routing.expert_count, args->routing.used_count) + 127) / 128 * 128;
+    const uint32_t groups = (a.routed.m.row_count + a.rows_per_cta - 1) / a.rows_per_cta, fixed = keys_bytes + jobs * 128;
+    uint32_t warps = std::min(jobs, DOWN_WARPS);
+    while (warps > 1 && fixed + warps * (a.slot_bytes + a.stage_bytes) > cuda->shared_long_bytes) warps--;
+    launch(cuda, down_kernel, groups * a.part_count, 32 * warps, fixed + warps * (a.slot_bytes + a.stage_bytes), a, "experts down");
 }

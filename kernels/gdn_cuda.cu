@@ -4,7 +4,8 @@
  *            out = rms_norm(o) * silu(z).  With the old S: o = decay (S q) + d (k . q), so both products with S come from
  *            one pass over it.
  * Bytes      the state once in and once out: 2 * 4 * v_heads * v_dim * k_dim; Qwen3.6: 4.2 MB a layer
- * Launch     fused: one CTA of 512 threads a V head; its state (64 KB) is in registers before chain_wait.
+ * Launch     fused: CTAs of 8 warps that own 32 columns of a V head; a warp has 4 columns of the state in registers before
+ *            chain_wait.  The gated norm is left to the next product, whose CTAs prepare their input anyway.
  * Reference  spk_kernels.gdn_conv, l2_norm, gdn_head; sums of n terms differ by at most n * 2^-24 * sum |terms|
  */
 #include "kernels/backend_cuda.cuh"
@@ -13,8 +14,8 @@
 namespace spk {
 namespace {
 
-constexpr int WARPS = 16, THREADS = 32 * WARPS;
 constexpr int DIM_MAX = 256;
+constexpr uint32_t WARPS = 8, THREADS = 32 * WARPS, COLUMNS = 32, WARP_COLUMNS = COLUMNS / WARPS;   /* of a CTA */
 
 /* The convolution over the tokens before this one, oldest first. */
 __device__ __forceinline__ float conv_past(const spk_cuda_gdn &g, uint32_t channel, uint32_t channels, uint32_t position) {
@@ -24,13 +25,6 @@ __device__ __forceinline__ float conv_past(const spk_cuda_gdn &g, uint32_t chann
         sum = fmaf(g.taps[channel * g.conv_kernel + tap], __ldcg(g.conv_state + slot * channels + channel), sum);
     }
     return sum;
-}
-
-/* Factor of an L2 norm over n values in shared or global memory; one warp. */
-__device__ __forceinline__ float l2_factor(const float *x, uint32_t n, float eps, uint32_t lane) {
-    float sum = 0.0f;
-    for (uint32_t i = lane; i < n; i += 32) sum = fmaf(x[i], x[i], sum);
-    return 1.0f / fmaxf(sqrtf(warp_sum(sum)), eps);
 }
 
 struct head_gates { float decay, beta; };
@@ -55,203 +49,280 @@ template <int K> __device__ __forceinline__ void store_column(const column<K> &c
 #pragma unroll
     for (uint32_t i = 0; i < K * sizeof(float) / sizeof(wide); i++) __stcs((wide *)(state + K * lane) + i, ((const wide *)c.s)[i]);
 }
-template <int K>
-__device__ __forceinline__ float step_column(column<K> &c, float *state, const float q[K], const float k[K], float v, float kq,
-                                             head_gates gate, uint32_t lane) {
-    float sk = 0.0f, sq = 0.0f;
+/* C columns of a warp at once: their 2 C sums and k . q are butterflies side by side.  out[c] = S q of column c. */
+template <int K, int C>
+__device__ __forceinline__ void step_columns(column<K> s[C], const float q[K], const float k[K], const float v[C], head_gates gate, float out[C]) {
+    float sums[2 * C + 1] = { 0.0f };
 #pragma unroll
     for (int i = 0; i < K; i++) {
-        sk = fmaf(c.s[i], k[i], sk);
-        sq = fmaf(c.s[i], q[i], sq);
+#pragma unroll
+        for (int c = 0; c < C; c++) {
+            sums[2 * c] = fmaf(s[c].s[i], k[i], sums[2 * c]);
+            sums[2 * c + 1] = fmaf(s[c].s[i], q[i], sums[2 * c + 1]);
+        }
+        sums[2 * C] = fmaf(k[i], q[i], sums[2 * C]);
     }
-    sk = warp_sum(sk);
-    sq = warp_sum(sq);
-    float d = gate.beta * (v - gate.decay * sk);
 #pragma unroll
-    for (int i = 0; i < K; i++) c.s[i] = fmaf(k[i], d, gate.decay * c.s[i]);
-    store_column(c, state, lane);
-    return fmaf(d, kq, gate.decay * sq);
-}
-
-template <int K> __device__ __forceinline__ float dot_kq(const float q[K], const float k[K]) {
-    float sum = 0.0f;
+    for (int o = 16; o > 0; o >>= 1)
 #pragma unroll
-    for (int i = 0; i < K; i++) sum = fmaf(k[i], q[i], sum);
-    return warp_sum(sum);
-}
-
-/* Factor of an RMSNorm over n values in shared memory; every warp for itself. */
-__device__ __forceinline__ float norm_factor(const float *o, uint32_t n, float eps, uint32_t lane) {
-    float sum = 0.0f;
-    for (uint32_t i = lane; i < n; i += 32) sum = fmaf(o[i], o[i], sum);
-    return 1.0f / sqrtf(warp_sum(sum) / (float)n + eps);
-}
-
-__device__ __forceinline__ void start() {
-    chain_wait();
-}
-
-struct head_memory { float q[DIM_MAX], k[DIM_MAX], v[DIM_MAX], o[DIM_MAX]; };
-
-/* A head's state in registers, and all that does not depend on the predecessor, before the wait: K values a lane of each of
- * C columns a warp, the convolution of the past, gates' constants, the norm's weights. */
-template <int K, int C> __global__ void __launch_bounds__(THREADS, 1) fused_kernel(const __grid_constant__ spk_cuda_gdn g) {
-    chain_release();
-    constexpr uint32_t DIM = 32 * K;
-    __shared__ head_memory m;
-    const uint32_t head = blockIdx.x, k_head = head % g.k_head_count, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const uint32_t key_dim = g.k_head_count * DIM, channels = 2 * key_dim + g.v_head_count * DIM, i = threadIdx.x;
-    const uint32_t part = i / DIM, at = i % DIM;      /* q, k, v channels of the first 3 DIM threads */
-    const uint32_t channel = part < 2 ? part * key_dim + k_head * DIM + at : 2 * key_dim + head * DIM + at;
-    const bool has_channel = part < 3, has_value = i < DIM;
-    column<K> s[C];
-#pragma unroll
-    for (int c = 0; c < C; c++) load_column(s[c], g.delta_state + ((size_t)head * DIM + warp + WARPS * c) * DIM, lane);
-    const uint32_t position = __ldcg(g.d_position);
-    const float past = has_channel ? conv_past(g, channel, channels, position) : 0.0f;
-    const float tap = has_channel ? g.taps[channel * g.conv_kernel + g.conv_kernel - 1] : 0.0f;
-    const float a = g.a[head], dt = g.dt[head], norm_weight = has_value ? g.norm_weight[i] : 0.0f;
-    start();
-    const float u = has_channel ? __ldcg(g.u + channel) : 0.0f, z = has_value ? __ldcg(g.z + head * DIM + i) : 0.0f;
-    const head_gates gate = gates_of(__ldcg(g.alpha + head), __ldcg(g.beta + head), a, dt);
-    if (has_channel) {
-        (part == 0 ? m.q : part == 1 ? m.k : m.v)[at] = silu(fmaf(tap, u, past));
-        if (part == 2 || head < g.k_head_count) g.conv_state[(position % g.conv_kernel) * channels + channel] = u;
-    }
-    __syncthreads();
-    /* Every warp norms q and k for itself: one barrier less than sharing the factors. */
-    const float q_factor = l2_factor(m.q, DIM, g.eps, lane) * (1.0f / sqrtf((float)DIM)), k_factor = l2_factor(m.k, DIM, g.eps, lane);
-    float q[K], k[K];
-#pragma unroll
-    for (int j = 0; j < K; j++) {
-        q[j] = m.q[K * lane + j] * q_factor;
-        k[j] = m.k[K * lane + j] * k_factor;
-    }
-    const float kq = dot_kq<K>(q, k);
+        for (int n = 0; n < 2 * C + 1; n++) sums[n] += __shfl_xor_sync(FULL, sums[n], o);
 #pragma unroll
     for (int c = 0; c < C; c++) {
-        uint32_t row = warp + WARPS * c;
-        float value = step_column(s[c], g.delta_state + ((size_t)head * DIM + row) * DIM, q, k, m.v[row], kq, gate, lane);
-        if (lane == 0) m.o[row] = value;
+        const float d = gate.beta * (v[c] - gate.decay * sums[2 * c]);
+#pragma unroll
+        for (int i = 0; i < K; i++) s[c].s[i] = fmaf(k[i], d, gate.decay * s[c].s[i]);
+        out[c] = fmaf(d, sums[2 * C], gate.decay * sums[2 * c + 1]);
     }
+}
+
+/* A lane's K values of a head's q or k, in shared memory or (from L2) as an earlier kernel left them. */
+template <int K> __device__ __forceinline__ void take_shared(float out[K], const float *head, uint32_t lane) {
+#pragma unroll
+    for (int j = 0; j < K; j++) out[j] = head[K * lane + j];
+}
+template <int K> __device__ __forceinline__ void take_global(float out[K], const float *head, uint32_t lane) {
+    typedef typename piece<K>::type wide;
+#pragma unroll
+    for (uint32_t i = 0; i < K * sizeof(float) / sizeof(wide); i++) ((wide *)out)[i] = __ldcg((const wide *)(head + K * lane) + i);
+}
+/* 1 / |x| over a warp's values. */
+template <int K> __device__ __forceinline__ float l2_factor(const float x[K], float eps) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < K; j++) sum = fmaf(x[j], x[j], sum);
+    return fminf(rsqrtf(warp_sum(sum)), 1.0f / eps);
+}
+
+/* The state before a position. */
+__device__ __forceinline__ float *delta_before(const spk_cuda_gdn &g, uint32_t position) {
+    return g.delta_state + (size_t)(position % SPK_CUDA_GDN_STATES) * g.v_head_count * g.v_dim * g.k_dim;
+}
+
+/* ---- All in one ---- */
+
+/* Channels of a CTA: q and k of its head's key head, and its own 32 of v; each thread has at most two. */
+template <int K> struct channel_of {
+    uint32_t part, at, channel;          /* part 0: q, 1: k, 2: v; at: within q, k or the CTA's columns */
+    bool     is_one, is_mine;            /* is_mine: this CTA keeps its place in the ring */
+    __device__ __forceinline__ channel_of(const spk_cuda_gdn &g, uint32_t i, uint32_t head, uint32_t columns_at) {
+        constexpr uint32_t DIM = 32 * K;
+        const uint32_t key_dim = g.k_head_count * DIM;
+        part = i / DIM < 2 ? i / DIM : 2;
+        at = i - part * DIM;
+        is_one = i < 2 * DIM + COLUMNS;
+        channel = part < 2 ? part * key_dim + (head % g.k_head_count) * DIM + at : 2 * key_dim + head * DIM + columns_at + at;
+        is_mine = part == 2 || (head < g.k_head_count && columns_at == 0);
+    }
+};
+
+template <int K> __global__ void __launch_bounds__(THREADS, 2) fused_kernel(const __grid_constant__ spk_cuda_gdn g) {
+    chain_release();
+    touch_arguments(g);
+    constexpr uint32_t DIM = 32 * K, CTAS = DIM / COLUMNS, ROUNDS = (2 * DIM + COLUMNS + THREADS - 1) / THREADS;
+    __shared__ float shared_q[DIM], shared_k[DIM], shared_v[COLUMNS], warp_squares[WARPS];
+    const uint32_t head = blockIdx.x / CTAS, columns_at = blockIdx.x % CTAS * COLUMNS, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const uint32_t channels = (2 * g.k_head_count + g.v_head_count) * DIM;
+    const uint32_t position = __ldcg(g.d_position);
+    const size_t at = ((size_t)head * DIM + columns_at + warp * WARP_COLUMNS) * DIM;
+    const float *const before = delta_before(g, position) + at;
+    float *const after = delta_before(g, position + 1) + at;
+    column<K> s[WARP_COLUMNS];
+#pragma unroll
+    for (uint32_t c = 0; c < WARP_COLUMNS; c++) load_column(s[c], before + c * DIM, lane);
+    float past[ROUNDS], tap[ROUNDS];
+#pragma unroll
+    for (uint32_t r = 0; r < ROUNDS; r++) {
+        const channel_of<K> c(g, threadIdx.x + r * THREADS, head, columns_at);
+        past[r] = c.is_one ? conv_past(g, c.channel, channels, position) : 0.0f;
+        tap[r] = c.is_one ? g.taps[c.channel * g.conv_kernel + g.conv_kernel - 1] : 0.0f;
+    }
+    const float a = g.a[head], dt = g.dt[head];
+    const uint32_t own = columns_at + warp * WARP_COLUMNS + lane % WARP_COLUMNS;   /* column that this lane writes, of the first few */
+    const float norm_weight = g.norm_weight[own];
+    chain_wait();
+    const float alpha = __ldcg(g.alpha + head), beta = __ldcg(g.beta + head);
+    const float z = __ldcg(g.z + head * DIM + own);
+    float u[ROUNDS];
+#pragma unroll
+    for (uint32_t r = 0; r < ROUNDS; r++) {
+        const channel_of<K> c(g, threadIdx.x + r * THREADS, head, columns_at);
+        u[r] = c.is_one ? __ldcg(g.u + c.channel) : 0.0f;
+    }
+#pragma unroll
+    for (uint32_t r = 0; r < ROUNDS; r++) {
+        const channel_of<K> c(g, threadIdx.x + r * THREADS, head, columns_at);
+        if (!c.is_one) continue;
+        (c.part == 0 ? shared_q : c.part == 1 ? shared_k : shared_v)[c.at] = silu(fmaf(tap[r], u[r], past[r]));
+        if (c.is_mine) g.conv_state[(position % g.conv_kernel) * channels + c.channel] = u[r];
+    }
+    const head_gates gate = gates_of(alpha, beta, a, dt);
     __syncthreads();
-    const float factor = norm_factor(m.o, DIM, g.eps, lane);
-    if (has_value) g.out[head * DIM + i] = m.o[i] * factor * norm_weight * silu(z);
+    float q[K], k[K], v[WARP_COLUMNS], out[WARP_COLUMNS];
+    take_shared<K>(q, shared_q, lane);
+    take_shared<K>(k, shared_k, lane);
+    const float q_factor = l2_factor<K>(q, g.eps) * (1.0f / sqrtf((float)DIM)), k_factor = l2_factor<K>(k, g.eps);
+#pragma unroll
+    for (int j = 0; j < K; j++) {
+        q[j] *= q_factor;
+        k[j] *= k_factor;
+    }
+#pragma unroll
+    for (uint32_t c = 0; c < WARP_COLUMNS; c++) v[c] = shared_v[warp * WARP_COLUMNS + c];
+    step_columns<K, WARP_COLUMNS>(s, q, k, v, gate, out);
+    float squares = 0.0f, value = 0.0f;
+#pragma unroll
+    for (uint32_t c = 0; c < WARP_COLUMNS; c++) {
+        squares = fmaf(out[c], out[c], squares);
+        value = lane == c ? out[c] : value;
+    }
+    if (lane < WARP_COLUMNS) g.out[head * DIM + own] = value * norm_weight * silu(z);
+    if (lane == 0) warp_squares[warp] = squares;
+#pragma unroll
+    for (uint32_t c = 0; c < WARP_COLUMNS; c++) store_column(s[c], after + c * DIM, lane);
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    float total = 0.0f;
+#pragma unroll
+    for (uint32_t w = 0; w < WARPS; w++) total += warp_squares[w];
+    g.squares[blockIdx.x] = total;
 }
 
 /* ---- The parts ---- */
 
 /* A CTA is one head of q, k or v channels. */
-template <bool NORM> __global__ void __launch_bounds__(DIM_MAX) conv_kernel(const __grid_constant__ spk_cuda_gdn g) {
+__global__ void __launch_bounds__(DIM_MAX) conv_kernel(const __grid_constant__ spk_cuda_gdn g) {
     chain_release();
-    __shared__ float y[DIM_MAX];
-    __shared__ float factor;
     const uint32_t k_heads = g.k_head_count, key_dim = k_heads * g.k_dim, channels = 2 * key_dim + g.v_head_count * g.v_dim;
     const bool is_v = blockIdx.x >= 2 * k_heads;
-    const uint32_t width = is_v ? g.v_dim : g.k_dim;
     const uint32_t channel = (is_v ? 2 * key_dim + (blockIdx.x - 2 * k_heads) * g.v_dim : blockIdx.x * g.k_dim) + threadIdx.x;
-    start();
+    chain_wait();
     const uint32_t position = __ldcg(g.d_position);
-    if (threadIdx.x < width) {
-        float u = __ldcg(g.u + channel);
-        float past = conv_past(g, channel, channels, position);
-        y[threadIdx.x] = silu(fmaf(g.taps[channel * g.conv_kernel + g.conv_kernel - 1], u, past));
-        g.conv_state[(position % g.conv_kernel) * channels + channel] = u;
-    }
-    __syncthreads();
-    if (NORM && !is_v && threadIdx.x < 32) {
-        float f = l2_factor(y, width, g.eps, threadIdx.x);
-        if (threadIdx.x == 0) factor = blockIdx.x < k_heads ? f * (1.0f / sqrtf((float)g.k_dim)) : f;
-    }
-    __syncthreads();
-    if (threadIdx.x < width) g.conv_out[channel] = NORM && !is_v ? y[threadIdx.x] * factor : y[threadIdx.x];
+    if (threadIdx.x >= (is_v ? g.v_dim : g.k_dim)) return;
+    const float u = __ldcg(g.u + channel), past = conv_past(g, channel, channels, position);
+    g.conv_out[channel] = silu(fmaf(g.taps[channel * g.conv_kernel + g.conv_kernel - 1], u, past));
+    g.conv_state[(position % g.conv_kernel) * channels + channel] = u;
 }
 
-/* A CTA of one warp is one head of q or k. */
-__global__ void __launch_bounds__(32) l2_kernel(const __grid_constant__ spk_cuda_gdn g) {
-    chain_release();
-    start();
-    float *x = g.conv_out + blockIdx.x * g.k_dim, y[DIM_MAX / 32];
-    for (uint32_t i = threadIdx.x, n = 0; i < g.k_dim; i += 32, n++) y[n] = __ldcg(x + i);
-    float sum = 0.0f;
-    for (uint32_t n = 0; n < g.k_dim / 32; n++) sum = fmaf(y[n], y[n], sum);
-    float factor = 1.0f / fmaxf(sqrtf(warp_sum(sum)), g.eps);
+/* L2 norm of one head of q or k by one warp: y gets it. */
+template <int K> __device__ __forceinline__ void norm_head(const spk_cuda_gdn &g, float v[K], float *y) {
+    float factor = l2_factor<K>(v, g.eps);
     if (blockIdx.x < g.k_head_count) factor *= 1.0f / sqrtf((float)g.k_dim);
-    for (uint32_t i = threadIdx.x, n = 0; i < g.k_dim; i += 32, n++) x[i] = y[n] * factor;
+#pragma unroll
+    for (int j = 0; j < K; j++) y[K * (threadIdx.x & 31) + j] = v[j] * factor;
+}
+template <int K> __global__ void __launch_bounds__(32) l2_kernel(const __grid_constant__ spk_cuda_gdn g) {
+    chain_release();
+    chain_wait();
+    float *const head = g.conv_out + blockIdx.x * g.k_dim;
+    float v[K];
+    take_global<K>(v, head, threadIdx.x);
+    norm_head<K>(g, v, head);
+}
+/* The convolution and the norms. */
+template <int K> __global__ void __launch_bounds__(DIM_MAX) conv_norm_kernel(const __grid_constant__ spk_cuda_gdn g) {
+    chain_release();
+    __shared__ float y[DIM_MAX];
+    const uint32_t k_heads = g.k_head_count, key_dim = k_heads * g.k_dim, channels = 2 * key_dim + g.v_head_count * g.v_dim;
+    const bool is_v = blockIdx.x >= 2 * k_heads;
+    const uint32_t head_at = is_v ? 2 * key_dim + (blockIdx.x - 2 * k_heads) * g.v_dim : blockIdx.x * g.k_dim, channel = head_at + threadIdx.x;
+    chain_wait();
+    const uint32_t position = __ldcg(g.d_position);
+    if (threadIdx.x < (is_v ? g.v_dim : g.k_dim)) {
+        const float u = __ldcg(g.u + channel), past = conv_past(g, channel, channels, position);
+        const float value = silu(fmaf(g.taps[channel * g.conv_kernel + g.conv_kernel - 1], u, past));
+        g.conv_state[(position % g.conv_kernel) * channels + channel] = u;
+        if (is_v) g.conv_out[channel] = value;
+        else y[threadIdx.x] = value;
+    }
+    if (is_v) return;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    float v[K];
+    take_shared<K>(v, y, threadIdx.x);
+    norm_head<K>(g, v, g.conv_out + head_at);
 }
 
+/* A CTA is 32 columns of a V head. */
 template <int K> __global__ void __launch_bounds__(THREADS) delta_kernel(const __grid_constant__ spk_cuda_gdn g) {
     chain_release();
-    __shared__ head_memory m;
-    const uint32_t head = blockIdx.x, key_dim = g.k_head_count * g.k_dim;
-    start();
-    if (threadIdx.x < g.k_dim) {
-        m.q[threadIdx.x] = __ldcg(g.conv_out + (head % g.k_head_count) * g.k_dim + threadIdx.x);
-        m.k[threadIdx.x] = __ldcg(g.conv_out + key_dim + (head % g.k_head_count) * g.k_dim + threadIdx.x);
-    }
-    if (threadIdx.x < g.v_dim) m.v[threadIdx.x] = __ldcg(g.conv_out + 2 * key_dim + head * g.v_dim + threadIdx.x);
-    __syncthreads();
-    const uint32_t lane = threadIdx.x & 31;
+    const uint32_t ctas = g.v_dim / COLUMNS, head = blockIdx.x / ctas, lane = threadIdx.x & 31;
+    const uint32_t column_at = blockIdx.x % ctas * COLUMNS + (threadIdx.x >> 5) * WARP_COLUMNS, key_dim = g.k_head_count * g.k_dim;
+    const uint32_t position = __ldcg(g.d_position);
+    const size_t at = ((size_t)head * g.v_dim + column_at) * g.k_dim;
+    const float *const before = delta_before(g, position) + at;
+    float *const after = delta_before(g, position + 1) + at;
+    column<K> s[WARP_COLUMNS];
+#pragma unroll
+    for (uint32_t c = 0; c < WARP_COLUMNS; c++) load_column(s[c], before + c * g.k_dim, lane);
+    chain_wait();
     const head_gates gate = gates_of(__ldcg(g.alpha + head), __ldcg(g.beta + head), g.a[head], g.dt[head]);
-    float q[K], k[K];
-    for (int j = 0; j < K; j++) {
-        q[j] = m.q[K * lane + j];
-        k[j] = m.k[K * lane + j];
-    }
-    const float kq = dot_kq<K>(q, k);
-    for (uint32_t c = threadIdx.x >> 5; c < g.v_dim; c += WARPS) {
-        float *state = g.delta_state + ((size_t)head * g.v_dim + c) * g.k_dim;
-        column<K> s;
-        load_column(s, state, lane);
-        float value = step_column(s, state, q, k, m.v[c], kq, gate, lane);
-        if (lane == 0) g.delta_out[head * g.v_dim + c] = value;
+    float q[K], k[K], v[WARP_COLUMNS], out[WARP_COLUMNS];
+    take_global<K>(q, g.conv_out + (head % g.k_head_count) * g.k_dim, lane);
+    take_global<K>(k, g.conv_out + key_dim + (head % g.k_head_count) * g.k_dim, lane);
+#pragma unroll
+    for (uint32_t c = 0; c < WARP_COLUMNS; c++) v[c] = __ldcg(g.conv_out + 2 * key_dim + head * g.v_dim + column_at + c);
+    step_columns<K, WARP_COLUMNS>(s, q, k, v, gate, out);
+#pragma unroll
+    for (uint32_t c = 0; c < WARP_COLUMNS; c++) {
+        store_column(s[c], after + c * g.k_dim, lane);
+        if (lane == 0) g.delta_out[head * g.v_dim + column_at + c] = out[c];
     }
 }
 
-__global__ void __launch_bounds__(DIM_MAX) norm_kernel(const __grid_constant__ spk_cuda_gdn g) {
+/* A CTA of one warp is one V head; squares are added as the fused kernel and its reader do: four columns, eight of those, then
+ * the 32s in order. */
+__global__ void __launch_bounds__(32) norm_kernel(const __grid_constant__ spk_cuda_gdn g) {
     chain_release();
-    __shared__ float o[DIM_MAX];
-    start();
-    if (threadIdx.x < g.v_dim) o[threadIdx.x] = __ldcg(g.delta_out + blockIdx.x * g.v_dim + threadIdx.x);
-    __syncthreads();
-    const uint32_t at = blockIdx.x * g.v_dim + threadIdx.x;
-    const float factor = norm_factor(o, g.v_dim, g.eps, threadIdx.x & 31);
-    if (threadIdx.x < g.v_dim) g.out[at] = o[threadIdx.x] * factor * g.norm_weight[threadIdx.x] * silu(__ldcg(g.z + at));
+    __shared__ float fours[DIM_MAX / 4];
+    const uint32_t lane = threadIdx.x, head_at = blockIdx.x * g.v_dim;
+    chain_wait();
+    for (uint32_t c = lane; c < g.v_dim / 4; c += 32) {
+        const float4 o = load_activation4(g.delta_out + head_at + 4 * c);
+        fours[c] = fmaf(o.w, o.w, fmaf(o.z, o.z, fmaf(o.y, o.y, fmaf(o.x, o.x, 0.0f))));
+    }
+    __syncwarp();
+    float total = 0.0f;
+    for (uint32_t b = 0; b < g.v_dim / COLUMNS; b++) {
+        float sum = 0.0f;
+        for (uint32_t i = 0; i < COLUMNS / 4; i++) sum += fours[b * (COLUMNS / 4) + i];
+        total += sum;
+    }
+    const float factor = rsqrtf(__fdividef(total, (float)g.v_dim) + g.eps);
+    for (uint32_t i = lane; i < g.v_dim; i += 32)
+        g.out[head_at + i] = __ldcg(g.delta_out + head_at + i) * g.norm_weight[i] * silu(__ldcg(g.z + head_at + i)) * factor;
 }
 
 typedef void gdn_kernel(spk_cuda_gdn);
-gdn_kernel *delta_of(uint32_t k_dim) {
+struct kernels_of_dim { gdn_kernel *fused, *conv_norm, *l2, *delta; };
+template <int K> constexpr kernels_of_dim kernels_for() { return { K <= 4 ? fused_kernel<K <= 4 ? K : 4> : nullptr, conv_norm_kernel<K>, l2_kernel<K>, delta_kernel<K> }; }
+kernels_of_dim kernels_of(uint32_t k_dim) {
     switch (k_dim / 32) {
-    case 1:  return delta_kernel<1>;
-    case 2:  return delta_kernel<2>;
-    case 4:  return delta_kernel<4>;
-    default: return delta_kernel<8>;
-    }
-}
-/* NULL where a head's state does not fit the registers of a CTA. */
-gdn_kernel *fused_of(uint32_t k_dim, uint32_t v_dim) {
-    if (k_dim != v_dim) return nullptr;
-    switch (k_dim / 32) {
-    case 1:  return fused_kernel<1, 2>;
-    case 2:  return fused_kernel<2, 4>;
-    case 4:  return fused_kernel<4, 8>;
-    default: return nullptr;
+    case 1:  return kernels_for<1>();
+    case 2:  return kernels_for<2>();
+    case 4:  return kernels_for<4>();
+    default: return kernels_for<8>();
     }
 }
 
 } // namespace
 } // namespace spk
 
+bool spk_cuda_gdn_can_fuse(uint32_t k_dim, uint32_t v_dim) { return k_dim == v_dim && k_dim <= 128; }
+
 void spk_cuda_launch_gdn(spk_cuda *cuda, const spk_cuda_gdn *args, spk_cuda_gdn_fusion fusion) {
     using namespace spk;
-    uint32_t heads = args->v_head_count, conv_ctas = 2 * args->k_head_count + heads;
-    gdn_kernel *fused = fusion == SPK_CUDA_GDN_FUSED ? fused_of(args->k_dim, args->v_dim) : nullptr;
-    if (fused != nullptr) {
-        launch(cuda, fused, heads, THREADS, 0, *args, "gdn");
+    const uint32_t heads = args->v_head_count, conv_ctas = 2 * args->k_head_count + heads, delta_ctas = heads * args->v_dim / COLUMNS;
+    const kernels_of_dim k = kernels_of(args->k_dim);
+    if (fusion == SPK_CUDA_GDN_FUSED) {
+        launch(cuda, k.fused, delta_ctas, THREADS, 0, *args, "gdn");
         return;
     }
-    launch(cuda, fusion != SPK_CUDA_GDN_PLAIN ? conv_kernel<true> : conv_kernel<false>, conv_ctas, DIM_MAX, 0, *args, "gdn conv");
-    if (fusion == SPK_CUDA_GDN_PLAIN) launch(cuda, l2_kernel, 2 * args->k_head_count, 32, 0, *args, "gdn l2 norm");
-    launch(cuda, delta_of(args->k_dim), heads, THREADS, 0, *args, "gdn delta");
-    launch(cuda, norm_kernel, heads, DIM_MAX, 0, *args, "gdn norm");
+    if (fusion == SPK_CUDA_GDN_CONV_FUSED) {
+        launch(cuda, k.conv_norm, conv_ctas, DIM_MAX, 0, *args, "gdn conv");
+    } else {
+        launch(cuda, conv_kernel, conv_ctas, DIM_MAX, 0, *args, "gdn conv");
+        launch(cuda, k.l2, 2 * args->k_head_count, 32, 0, *args, "gdn l2 norm");
+    }
+    launch(cuda, k.delta, delta_ctas, THREADS, 0, *args, "gdn delta");
+    launch(cuda, norm_kernel, heads, 32, 0, *args, "gdn norm");
 }

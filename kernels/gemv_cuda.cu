@@ -1,159 +1,276 @@
 /* kernels/gemv_cuda.cu - matrix times vector for one token, up to four matrices in one launch.
  *
- * Maths      y = W x, or y = silu(W x) * (U x); x is prepared by every CTA (device_cuda.cuh)
+ * Maths      y = W x, or y = silu(W x) * (U x); x is prepared by every CTA (input_cuda.cuh)
  * Bytes      the weights once; x from L2 for every CTA: 132 * 4 * count.  qkv + z of Qwen3.6 in Q4_K:
  *            12288 rows of 2048 = 14.2 MB
- * Launch     one CTA of 384 threads an SM, each working on one matrix; CTAs are shared out by bytes.  A warp takes a row
- *            group (tile), the first one in registers before chain_wait, each next one while the last is multiplied.
- * Reference  spk_kernels.matmul with int8 activations; tolerance in tile_cuda.cuh plus k/p + log2 p additions a row
+ * Launch     one CTA of 12 warps an SM, which takes either tiles or float rows: their vectors differ.  A warp's job is one or
+ *            two row groups, or gate and up; its first stages are in flight before chain_wait.  A few
+ *            float rows (a router, GDN's alpha and beta) ride along while x is prepared.
+ * Resources  at most 80 registers a thread and about half of an SM's shared memory, so that the next kernel fits beside it
+ * Reference  spk_kernels.matmul; tolerances in input_cuda.cuh and tile_cuda.cuh, plus k/p + log2 p additions a row
  */
-#include <algorithm>
-
 #include "kernels/backend_cuda.cuh"
+#include "kernels/choice_cuda.cuh"
 #include "kernels/rows_cuda.cuh"
 
 namespace spk {
 namespace {
 
-constexpr int WARPS = 12, THREADS = 32 * WARPS;
+constexpr uint32_t WARPS = 12, THREADS = 32 * WARPS;
 
 struct segment {
-    row_matrix w, up;        /* up.data NULL: a plain product */
+    row_matrix w;
+    const uint8_t *up;       /* of the same shape; NULL: a plain product */
     float     *y;
-    uint32_t   first_cta;
+    const float *residual;
+    uint32_t   first_job;    /* among the jobs of its kind */
 };
 
 struct gemv_args {
     spk_cuda_source source;
-    segment         segments[SPK_CUDA_SEGMENT_MAX];
-    uint32_t        segment_count;
-    spk_cuda_sequence   sequence;                   /* of a greedy end, with best and arrivals */
+    segment         segments[SPK_CUDA_SEGMENT_MAX];   /* tiles, then floats, then floats that ride */
+    uint32_t        tile_segments, float_segments, segment_count;   /* float_segments: end of those with jobs */
+    uint32_t        tile_ctas, tile_jobs, float_jobs;
+    uint32_t        units_per_job;                    /* of plain tile segments: 1 to TILES_MAX */
+    uint32_t        stage_bytes, stage_count, warps;  /* warps: that take jobs; the ring is theirs */
+    uint32_t        rider_count, rider_bytes;         /* rows that ride along; bytes of a CTA's */
+    spk_cuda_signal inputs_ready;
+    const float    *best_of;                          /* y of the segment whose largest output ends a greedy step, or NULL */
+    spk_cuda_sequence   sequence;
     unsigned long long *best;
     uint32_t           *arrivals;
 };
 
-struct output {
-    float             *y;
-    bool               keeps_best;
-    unsigned long long best;
-    __device__ __forceinline__ void put(uint32_t row, float value) {
-        y[row] = value;
-        if (keeps_best) best = max(best, order_key(value, row));
-    }
-};
+/* The jobs of one warp.  Neighbouring jobs go to different CTAs. */
+struct gemv_jobs {
+    const gemv_args &a;
+    uint32_t first, step, end, first_segment, last_segment;
+    float    factor;
+    float   *residual;                   /* shared: [TILES_MAX][32 lanes], for the rows of the job at hand */
+    unsigned long long *best;            /* shared: largest key of the CTA, of a greedy end */
 
-/* Tiles of one warp in order: unit after unit, and of each the tiles of w, then those of up. */
-struct tile_walk {
-    uint32_t unit, part, index;      /* part 1: up */
-    __device__ __forceinline__ const uint8_t *at(const segment &s) const {
-        const row_matrix &m = part == 0 ? s.w : s.up;
-        return m.unit(unit) + index * m.stride;
+    __device__ __forceinline__ gemv_jobs(const gemv_args &args, bool is_tile, float *warp_residual, unsigned long long *cta_best)
+        : a(args), factor(1.0f), residual(warp_residual), best(cta_best) {
+        const uint32_t ctas = is_tile ? a.tile_ctas : gridDim.x - a.tile_ctas, cta = is_tile ? blockIdx.x : blockIdx.x - a.tile_ctas;
+        end = is_tile ? a.tile_jobs : a.float_jobs;
+        first = threadIdx.x >> 5 < a.warps ? cta + ctas * (threadIdx.x >> 5) : end;
+        step = ctas * a.warps;
+        first_segment = is_tile ? 0 : a.tile_segments;
+        last_segment = (is_tile ? a.tile_segments : a.float_segments) - 1;
     }
-    /* False at the end. */
-    __device__ __forceinline__ bool next(const segment &s, uint32_t step) {
-        if (++index < s.w.tiles_per_group) return true;
-        index = 0;
-        if (s.up.data != nullptr && part++ == 0) return true;
-        part = 0;
-        unit += step;
-        return unit < s.w.unit_count;
+    __device__ __forceinline__ job at(uint32_t index) const {
+        uint32_t owner = first_segment;
+        while (owner < last_segment && index >= a.segments[owner + 1].first_job) owner++;
+        const segment &s = a.segments[owner];
+        if (is_float(s.w.type) || s.up != nullptr) return { owner, index - s.first_job, s.up != nullptr ? 2u : 1u };
+        const uint32_t unit = (index - s.first_job) * a.units_per_job;
+        return { owner, unit, min(a.units_per_job, s.w.unit_count - unit) };
     }
-};
-
-/* The segment's tiles, the first of them loaded by the caller. */
-__device__ __forceinline__ void run_tiles(const segment &s, const shared_vector &v, tile_walk walk, uint32_t step, bool has_rest,
-                                          raw_tile &raw, output &out) {
-    const uint32_t lane = threadIdx.x & 31, chunks = chunks_of(s.w.type), kb = s.w.first_block(lane);
-    float sum = 0.0f, gate = 0.0f;
-    bool more = walk.unit < s.w.unit_count;
-    while (more) {
-        const tile_walk now = walk;
-        sum += product_of(s.w.type, raw, v, now.index * s.w.lanes_per_row + kb, has_rest);
-        more = walk.next(s, step);
-        if (more) raw.load(walk.at(s), lane, chunks);
-        if (now.index + 1 < s.w.tiles_per_group) continue;
-        sum = row_sum(sum, s.w.lanes_per_row);
-        if (s.up.data != nullptr && now.part == 0) {
-            gate = sum;
-        } else {
-            uint32_t row = s.w.row(now.unit, lane);
-            if (s.w.leads(lane) && row < s.w.row_count) out.put(row, s.up.data != nullptr ? silu(gate) * sum : sum);
+    __device__ __forceinline__ const row_matrix &shape(const job &j) const { return a.segments[j.owner].w; }
+    __device__ __forceinline__ const uint8_t *first_unit(const job &j) const { return shape(j).unit(j.unit); }
+    __device__ __forceinline__ int64_t apart(const job &j) const {
+        const segment &s = a.segments[j.owner];
+        return s.up != nullptr ? s.up - s.w.data : (int64_t)s.w.unit_stride;
+    }
+    /* Residuals are on their way to shared memory while the products are made. */
+    __device__ __forceinline__ void prepare(const job &j) const {
+        const segment &s = a.segments[j.owner];
+        const uint32_t lane = threadIdx.x & 31;
+        if (s.residual == nullptr || !s.w.leads(lane)) return;
+#pragma unroll 1
+        for (uint32_t i = 0; i < j.count; i++) {
+            const uint32_t row = s.w.row(j.unit + i, lane);
+            if (row < s.w.row_count)
+                asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
+                             ::"r"((uint32_t)__cvta_generic_to_shared(residual + 32 * i + lane)), "l"(s.residual + row) : "memory");
         }
-        sum = 0.0f;
+    }
+    __device__ __forceinline__ void put(const job &j, const float sums[TILES_MAX]) const {
+        const segment &s = a.segments[j.owner];
+        const uint32_t lane = threadIdx.x & 31;
+        if (!s.w.leads(lane)) return;
+        if (s.up != nullptr) {
+            put_row(s, s.w.row(j.unit, lane), silu(sums[0] * factor) * (sums[1] * factor));
+            return;
+        }
+        if (s.residual != nullptr) asm volatile("cp.async.wait_all;" ::: "memory");
+#pragma unroll
+        for (uint32_t i = 0; i < TILES_MAX; i++)
+            if (i < j.count) put_row(s, s.w.row(j.unit + i, lane), __fadd_rn(__fmul_rn(sums[i], factor), s.residual != nullptr ? residual[32 * i + lane] : 0.0f));
+    }
+    __device__ __forceinline__ void put_row(const segment &s, uint32_t row, float value) const {
+        if (row >= s.w.row_count) return;
+        s.y[row] = value;
+        if (s.y == a.best_of && value == value) atomicMax(best, order_key(value + 0.0f, row));   /* both zeros tie */
+    }
+};
+
+/* Rows of float segments as riders: row b of all of them and row b + CTAs ride in CTA b. */
+struct rider_row {
+    const segment *s;
+    uint32_t       row;
+    __device__ __forceinline__ rider_row(const gemv_args &a, uint32_t index) {
+        uint32_t owner = a.float_segments;
+        while (owner + 1 < a.segment_count && index >= a.segments[owner + 1].first_job) owner++;
+        s = &a.segments[owner];
+        row = index - s->first_job;
+    }
+};
+__device__ __forceinline__ void load_riders(const gemv_args &a, float_riders &riders) {
+    riders.is_f32 = riders.is_bf16 = riders.count = 0;
+#pragma unroll 1
+    for (uint32_t index = blockIdx.x; index < a.rider_count; index += gridDim.x) {
+        const rider_row rider(a, index);
+        riders.load(riders.count++, rider.s->w.unit(rider.row), rider.s->w.type, a.source.count);
     }
 }
-
-__device__ __forceinline__ void run_rows(const segment &s, const shared_vector &v, uint32_t count, uint32_t first, uint32_t step,
-                                         output &out) {
-    const uint32_t lane = threadIdx.x & 31;
-    for (uint32_t row = first; row < s.w.unit_count; row += step) {
-        float sum = row_product_of(s.w, row, v, count, lane);
-        if (s.up.data != nullptr) sum = silu(sum) * row_product_of(s.up, row, v, count, lane);
-        if (lane == 0) out.put(row, sum);
-    }
+/* By warp r, from the sums that prepare_input left. */
+__device__ __forceinline__ void put_riders(const gemv_args &a, const input_vector &v, float factor) {
+    const uint32_t warp = threadIdx.x >> 5, index = blockIdx.x + warp * gridDim.x;
+    if (warp >= RIDERS_MAX || index >= a.rider_count) return;
+    const rider_row rider(a, index);
+    const float residual = rider.s->residual != nullptr ? __ldcg(rider.s->residual + rider.row) : 0.0f;
+    const float sum = sum_chunks(v.chunk_sums + (warp + 1) * v.k, v.k);
+    if ((threadIdx.x & 31) == 0) rider.s->y[rider.row] = __fadd_rn(__fmul_rn(sum, factor), residual);
 }
 
 /* The end of a greedy step: the best row over all CTAs is the next token.  The counter wraps to zero by itself, and the
  * last CTA clears the key, so that a replay finds both as the first step did. */
-__device__ __forceinline__ void finish_greedy(const gemv_args &a, unsigned long long best) {
-    __shared__ unsigned long long warp_best[WARPS];
-    for (int o = 16; o > 0; o >>= 1) best = max(best, __shfl_xor_sync(FULL, best, o));
-    if ((threadIdx.x & 31) == 0) warp_best[threadIdx.x >> 5] = best;
+__device__ __forceinline__ void finish_greedy(const gemv_args &a, const unsigned long long *cta_best) {
     __syncthreads();
     if (threadIdx.x != 0) return;
-    for (int w = 1; w < WARPS; w++) best = max(best, warp_best[w]);
-    atomicMax(a.best, best);
+    atomicMax(a.best, *cta_best);
     __threadfence();
     if (atomicInc(a.arrivals, gridDim.x - 1) != gridDim.x - 1) return;
     __threadfence();
-    uint32_t token = 0xffffffffu - (uint32_t)atomicExch(a.best, 0ull);
-    uint32_t position = *a.sequence.d_position + 1;
-    a.sequence.d_chosen[position] = token;
-    if (a.sequence.d_tokens[position] == SPK_CUDA_TOKEN_FREE) a.sequence.d_tokens[position] = token;
-    *a.sequence.d_position = position;
+    const unsigned long long key = atomicExch(a.best, 0ull);       /* 0 where all were NaN, whose value is a NaN, too */
+    const bool is_number = fabsf(order_value((uint32_t)(key >> 32))) < INFINITY;
+    end_step(a.sequence, is_number ? 0xffffffffu - (uint32_t)key : SPK_CUDA_TOKEN_FREE);
 }
 
-__global__ void __launch_bounds__(THREADS, 1) gemv_kernel(const __grid_constant__ gemv_args a) {
+/* Dynamic shared memory: the vector, then the ring. */
+__global__ void __launch_bounds__(THREADS, SPK_CTAS_PER_SM) gemv_kernel(const __grid_constant__ gemv_args a) {
     chain_release();
-    extern __shared__ __align__(16) uint8_t memory[];
-    shared_vector v = carve_vector(memory, a.source.count);
-    uint32_t index = 0;
-    while (index + 1 < a.segment_count && blockIdx.x >= a.segments[index + 1].first_cta) index++;
-    const segment &s = a.segments[index];
-    const uint32_t end_cta = index + 1 < a.segment_count ? a.segments[index + 1].first_cta : gridDim.x;
-    const uint32_t first = (blockIdx.x - s.first_cta) * WARPS + (threadIdx.x >> 5), step = (end_cta - s.first_cta) * WARPS;
-    const bool has_tiles = !is_float(s.w.type);
-    output out = { s.y, a.best != nullptr && index == 0, 0 };
-    const tile_walk walk = { first, 0, 0 };
-    raw_tile raw;
+    touch_arguments(a);
+    extern __shared__ __align__(128) uint8_t memory[];
+    __shared__ uint64_t barriers[WARPS * RING_STAGES_MAX];
+    const bool is_tile = blockIdx.x < a.tile_ctas, has_rest = a.source.has_rest != 0;
+    const uint32_t count = a.source.count;
+    const input_vector v = is_tile ? carve_int8(memory, count, has_rest) : carve_f32(memory, count);
+    const uint32_t vector_bytes = (is_tile ? int8_bytes(count, has_rest) : f32_bytes(count)) + 127;
+    __shared__ unsigned long long best;
+    if (threadIdx.x == 0) best = 0;      /* before the barrier that ends prepare_input */
+    __shared__ float residual[WARPS][TILES_MAX * 32];
+    gemv_jobs jobs(a, is_tile, residual[threadIdx.x >> 5], &best);
+    warp_ring ring;
+    ring.begin(memory + vector_bytes / 128 * 128 + a.rider_bytes, barriers, a.stage_bytes, a.stage_count);
+    job_stream<gemv_jobs> stream(jobs, ring);
+    stream.start();
+    float_riders riders;
+    riders.memory = memory + vector_bytes / 128 * 128;
+    load_riders(a, riders);
     norm_prefetch norm;
-    if (has_tiles && first < s.w.unit_count) raw.load(walk.at(s), threadIdx.x & 31, chunks_of(s.w.type));
     norm.load(a.source);
     chain_wait();
-    prepare_vector(a.source, v, norm, blockIdx.x == 0);
-    if (has_tiles) run_tiles(s, v, walk, step, a.source.has_rest, raw, out);
-    else run_rows(s, v, a.source.count, first, step, out);
-    if (a.best != nullptr) finish_greedy(a, out.best);
+    if (a.inputs_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && threadIdx.x == THREADS - 1) give(a.inputs_ready);
+    jobs.factor = prepare_input(a.source, v, norm, riders, blockIdx.x == 0);
+    put_riders(a, v, jobs.factor);
+    stream.run(v);
+    if (a.best_of != nullptr) finish_greedy(a, &best);
 }
 
-uint64_t bytes_of(const spk_cuda_segment &from) {
-    return spk_layout_unit_count(from.w.layout, from.w.type, from.w.row_count, from.w.col_count) *
-           spk_layout_unit_bytes(from.w.layout, from.w.type, from.w.col_count) * (from.up.data != nullptr ? 2 : 1);
-}
+/* ---- The launch ---- */
 
-/* CTAs by bytes, at least one each, none without work for a warp. */
-uint32_t share_ctas(const spk_cuda_gemv *args, segment *segments, uint32_t cta_count) {
-    uint64_t total = 0;
-    for (uint32_t i = 0; i < args->segment_count; i++) total += bytes_of(args->segments[i]);
-    uint32_t next = 0;
-    for (uint32_t i = 0; i < args->segment_count; i++) {
-        uint32_t left = args->segment_count - 1 - i, most = std::max(cta_count - std::min(cta_count, next + left), 1u);
-        uint32_t want = (uint32_t)((bytes_of(args->segments[i]) * cta_count + total / 2) / total);
-        uint32_t useful = segments[i].w.unit_count;   /* a warp in every CTA rather than every warp of a few */
-        segments[i].first_cta = next;
-        next += std::max(1u, std::min({ i + 1 == args->segment_count ? most : want, useful, most }));
+struct shape {               /* of one kind of segments: tiles or floats */
+    uint32_t jobs, stage_bytes;
+    uint64_t job_bytes;
+};
+shape shape_of(const gemv_args &a, uint32_t begin, uint32_t end, uint32_t units_per_job) {
+    shape s = {};
+    for (uint32_t i = begin; i < end; i++) {
+        const segment &g = a.segments[i];
+        const uint32_t units = is_float(g.w.type) || g.up != nullptr ? 1 : units_per_job, pieces = g.up != nullptr ? 2 : units;
+        s.jobs += (g.w.unit_count + units - 1) / units;
+        s.stage_bytes = std::max(s.stage_bytes, pieces * g.w.piece_bytes);
+        s.job_bytes = std::max(s.job_bytes, (uint64_t)pieces * g.w.piece_bytes * g.w.piece_count);
     }
-    return next;
+    return s;
+}
+uint32_t rounds_of(uint32_t jobs, uint32_t ctas) { return (jobs + ctas * WARPS - 1) / (ctas * WARPS); }
+
+/* Warps of a CTA that have a job: the first ones. */
+uint32_t ring_warps(const shape &s, uint32_t ctas) { return s.jobs == 0 ? 0 : std::min(WARPS, (s.jobs + ctas - 1) / ctas); }
+
+/* CTAs for tiles: what makes the slower kind's rounds of warps shortest, then its bytes. */
+uint32_t split_ctas(const shape &tiles, const shape &floats, uint32_t cta_count) {
+    if (floats.jobs == 0) return std::min(cta_count, tiles.jobs);
+    if (tiles.jobs == 0) return 0;
+    uint32_t best = 1;
+    uint64_t least[2] = { UINT64_MAX, UINT64_MAX };
+    for (uint32_t n = 1; n < cta_count; n++) {
+        const uint64_t rounds = std::max(rounds_of(tiles.jobs, n) * tiles.job_bytes, rounds_of(floats.jobs, cta_count - n) * floats.job_bytes);
+        const uint64_t bytes = std::max((tiles.jobs + n - 1) / n * tiles.job_bytes, (floats.jobs + cta_count - n - 1) / (cta_count - n) * floats.job_bytes);
+        if (rounds > least[0] || (rounds == least[0] && bytes >= least[1])) continue;
+        least[0] = rounds;
+        least[1] = bytes;
+        best = n;
+    }
+    return best;
+}
+
+/* A matrix of few float rows rides in the CTAs of the launch, two rows each at most, where one pass prepares x.  The
+ * sums are those that float jobs make, in the same order. */
+bool rides(const spk_cuda *cuda, const spk_cuda_gemv *args, const spk_cuda_segment &s) {
+    static_assert(RIDERS_MAX >= 2 * SPK_CUDA_SEGMENT_MAX && RIDERS_MAX <= WARPS, "a CTA's riders");
+    return is_float(s.w.type) && s.up.data == nullptr && (args->greedy == nullptr || &s != args->segments) &&
+           args->source.count <= 8 * THREADS && s.w.row_count <= 2 * cuda->sm_count;
+}
+
+void number_jobs(gemv_args &a) {
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < a.segment_count; i++) {
+        if (i == a.tile_segments || i == a.float_segments) next = 0;
+        a.segments[i].first_job = next;
+        next += shape_of(a, i, i + 1, a.units_per_job).jobs;
+    }
+}
+
+/* Jobs, CTAs and ring: units joined where that makes one round of two; deep rings for long streams.  Returns the bytes of
+ * shared memory. */
+uint32_t plan(spk_cuda *cuda, gemv_args &a, uint32_t *cta_count) {
+    const uint32_t vector = std::max(a.tile_segments > 0 || a.float_segments == 0 ? int8_bytes(a.source.count, a.source.has_rest) : 0,
+                                     a.tile_segments < a.float_segments ? f32_bytes(a.source.count) : 0) + 128;
+    const shape floats = shape_of(a, a.tile_segments, a.float_segments, 1), riders = shape_of(a, a.float_segments, a.segment_count, 1);
+    shape tiles = shape_of(a, 0, a.tile_segments, 1);
+    a.units_per_job = 1;
+    a.rider_count = riders.jobs;
+    a.rider_bytes = (riders.jobs + cuda->sm_count - 1) / cuda->sm_count * a.source.count * 4;
+    a.tile_ctas = split_ctas(tiles, floats, cuda->sm_count);
+    for (uint32_t units = 2; units <= TILES_MAX && tiles.jobs > 0 && rounds_of(tiles.jobs, a.tile_ctas) > 1; units++) {
+        const shape joined = shape_of(a, 0, a.tile_segments, units);
+        const uint32_t ctas = split_ctas(joined, floats, cuda->sm_count);
+        if (rounds_of(joined.jobs, ctas) > 1 || vector + a.rider_bytes + ring_warps(joined, ctas) * joined.stage_bytes > cuda->shared_budget_bytes) continue;
+        a.units_per_job = units;
+        a.tile_ctas = ctas;
+        tiles = joined;
+    }
+    a.tile_jobs = tiles.jobs;
+    a.float_jobs = floats.jobs;
+    if (floats.jobs == 0) a.tile_ctas = std::max(a.tile_ctas, std::min(cuda->sm_count, a.rider_count));
+    *cta_count = floats.jobs == 0 ? a.tile_ctas : tiles.jobs > 0 || a.rider_count > 0 ? cuda->sm_count : std::min(cuda->sm_count, floats.jobs);
+    a.stage_bytes = (std::max(tiles.stage_bytes, floats.stage_bytes) + 127) / 128 * 128;
+    uint32_t wanted = 1;
+    if (tiles.jobs > 0) wanted = std::max(wanted, rounds_of(tiles.jobs, a.tile_ctas) * a.segments[0].w.piece_count);
+    for (uint32_t i = a.tile_segments; i < a.float_segments; i++)
+        wanted = std::max(wanted, rounds_of(floats.jobs, *cta_count - a.tile_ctas) * a.segments[i].w.piece_count);
+    const uint32_t budget = wanted > 8 ? cuda->shared_long_bytes : cuda->shared_budget_bytes;
+    a.stage_count = std::min(wanted, RING_STAGES_MAX);
+    const uint32_t fixed = vector + a.rider_bytes;
+    a.warps = std::max({ 1u, ring_warps(tiles, a.tile_ctas), ring_warps(floats, *cta_count - a.tile_ctas) });
+    while (a.stage_count > 1 && fixed + a.warps * a.stage_count * a.stage_bytes > budget) a.stage_count--;
+    while (a.warps > 1 && fixed + a.warps * a.stage_bytes > cuda->shared_long_bytes) a.warps--;      /* GPUs with 100 KB an SM */
+    number_jobs(a);
+    return fixed + a.warps * a.stage_count * a.stage_bytes;
 }
 
 } // namespace
@@ -163,17 +280,24 @@ void spk_cuda_launch_gemv(spk_cuda *cuda, const spk_cuda_gemv *args) {
     using namespace spk;
     gemv_args a = {};
     a.source = args->source;
-    a.segment_count = args->segment_count;
-    for (uint32_t i = 0; i < args->segment_count; i++) {
-        const spk_cuda_segment &s = args->segments[i];
-        a.segments[i] = { make_row_matrix(s.w), make_row_matrix(s.up.data != nullptr ? s.up : s.w), s.y, 0 };
-        if (s.up.data == nullptr) a.segments[i].up.data = nullptr;
+    uint32_t *const ends[3] = { &a.tile_segments, &a.float_segments, &a.segment_count };
+    uint32_t count = 0;
+    for (uint32_t kind = 0; kind < 3; kind++) {          /* tiles, floats, riders */
+        for (uint32_t i = 0; i < args->segment_count; i++) {
+            const spk_cuda_segment &s = args->segments[i];
+            const uint32_t own = !is_float(s.w.type) ? 0 : rides(cuda, args, s) ? 2 : 1;
+            if (own == kind) a.segments[count++] = { make_row_matrix(s.w), s.up.data, s.y, s.residual, 0 };
+        }
+        *ends[kind] = count;
     }
     if (args->greedy != nullptr) {
+        a.best_of = args->segments[0].y;
         a.sequence = *args->greedy;
         a.best = args->d_best;
         a.arrivals = args->d_arrivals;
     }
-    uint32_t ctas = share_ctas(args, a.segments, spk_cuda_sm_count(cuda));
-    launch(cuda, gemv_kernel, ctas, THREADS, vector_bytes(args->source.count), a, "gemv");
+    a.inputs_ready = args->inputs_ready;
+    uint32_t cta_count = 0;
+    const uint32_t shared_bytes = plan(cuda, a, &cta_count);
+    launch(cuda, gemv_kernel, cta_count, THREADS, shared_bytes, a, "gemv");
 }

@@ -1,208 +1,210 @@
-/* kernels/tile_cuda.cuh - a lane's super-block of a T32 tile in registers, and its product with the input vector.
+/* kernels/tile_cuda.cuh - T32 tiles in shared memory times the int8 input vector: one lane, one super-block.
  *
- * Loads are 16 bytes a lane, 512 contiguous bytes a warp, and touch nothing else: they may run before chain_wait.  dot() is exact in the integer part; floats are combined group by group in a fixed order.
- * Bytes a warp: Q4_K 4608, Q5_K 5632, Q6_K 6720, Q8_0 8704 for 8192 weights.
+ * One or two tiles at a time that need the same super-blocks of x (gate and up, or two row groups), so that x is read from
+ * shared memory once for both: shared memory, not arithmetic, is what a product of tiles that have arrived waits for.
+ * Integer parts are exact: with has_rest a group's sum is 254 q + r, at most 32 * 240 * (254 * 127 + 127) < 2^28 (nibbles
+ * in the high half of a byte count 16 fold); Q8_0 likewise < 2^28.
  *
- * Must equal the reference on int8 activations within (16 + 8) * 2^-24 * sum |terms| a super-block: 8 or 16 group terms,
- * each two multiplications and one addition, then two products with the block's factors.
+ * Loops are rolled: a kernel's code is cold at every launch and is fetched as it runs, so a product that is 4 KB of straight
+ * code waits for instructions longer than it computes.
+ *
+ * Must equal the reference on the same codes within (16 + 8) * 2^-24 * sum |terms| a super-block: 8 or 16 group terms, each
+ * a conversion, two multiplications and one addition, then two products with the block's factors.
  */
 #ifndef SPK_TILE_CUDA_CUH
 #define SPK_TILE_CUDA_CUH
 
-#include "kernels/device_cuda.cuh"
+#include "kernels/input_cuda.cuh"
 
 namespace spk {
 
-/* A tile as it lies, whatever its type: loading it takes the same few instructions for all types, so that a kernel has one
- * place that loads and one that prepares x, and only the products differ. */
-struct raw_tile {
-    static constexpr int CHUNKS = 17;
-    uint4 chunk[CHUNKS];
-    __device__ __forceinline__ void load(const uint8_t *t, uint32_t lane, uint32_t chunk_count) {
-#pragma unroll
-        for (int i = 0; i < CHUNKS; i++)
-            if (i < (int)chunk_count) chunk[i] = load_weights(t + 512 * i + 16 * lane);
-        if (chunk_count == 13) chunk[13].x = load_weights_u16(t + 6656 + 2 * lane);   /* Q6_K's d */
+/* Chunk c of the input for a lane's super-block. */
+template <bool REST> struct x_chunk {
+    uint4 main, rest;
+    __device__ __forceinline__ x_chunk(const input_vector &v, uint32_t kb, int c) {
+        main = v.main[c * v.stride + kb];
+        if (REST) rest = v.rest[c * v.stride + kb];
     }
 };
-__host__ __device__ __forceinline__ uint32_t chunks_of(uint32_t type) {
-    return type == SPK_TYPE_Q4_K ? 9 : type == SPK_TYPE_Q5_K ? 11 : type == SPK_TYPE_Q6_K ? 13 : 17;
+/* Sum of a group's products so far, in codes. */
+template <bool REST> struct code_sum {
+    int main = 0, rest = 0;
+    __device__ __forceinline__ void add_unsigned(const uint4 &codes, const x_chunk<REST> &x) {
+        main = dot_us(codes.x, x.main.x, main);
+        main = dot_us(codes.y, x.main.y, main);
+        main = dot_us(codes.z, x.main.z, main);
+        main = dot_us(codes.w, x.main.w, main);
+        if (!REST) return;
+        rest = dot_us(codes.x, x.rest.x, rest);
+        rest = dot_us(codes.y, x.rest.y, rest);
+        rest = dot_us(codes.z, x.rest.z, rest);
+        rest = dot_us(codes.w, x.rest.w, rest);
+    }
+    __device__ __forceinline__ void add_signed(const uint4 &codes, const x_chunk<REST> &x) {
+        main = dot_ss(codes.x, x.main.x, main);
+        main = dot_ss(codes.y, x.main.y, main);
+        main = dot_ss(codes.z, x.main.z, main);
+        main = dot_ss(codes.w, x.main.w, main);
+        if (!REST) return;
+        rest = dot_ss(codes.x, x.rest.x, rest);
+        rest = dot_ss(codes.y, x.rest.y, rest);
+        rest = dot_ss(codes.z, x.rest.z, rest);
+        rest = dot_ss(codes.w, x.rest.w, rest);
+    }
+    __device__ __forceinline__ float value() const { return (float)(REST ? 254 * main + rest : main); }
+};
+
+__device__ __forceinline__ uint4 and4(const uint4 &v, uint32_t mask) {
+    return make_uint4(v.x & mask, v.y & mask, v.z & mask, v.w & mask);
+}
+/* v, with bits (h >> right or << left) & mask joined in; one of the shifts is 0. */
+__device__ __forceinline__ uint4 join4(const uint4 &v, const uint4 &h, int right, int left, uint32_t mask) {
+    return make_uint4(v.x | (((h.x >> right) << left) & mask), v.y | (((h.y >> right) << left) & mask),
+                      v.z | (((h.z >> right) << left) & mask), v.w | (((h.w >> right) << left) & mask));
+}
+__device__ __forceinline__ uint4 high_nibbles(const uint4 &v) {
+    return make_uint4((v.x >> 4) & 0x0f0f0f0fu, (v.y >> 4) & 0x0f0f0f0fu, (v.z >> 4) & 0x0f0f0f0fu, (v.w >> 4) & 0x0f0f0f0fu);
 }
 
-template <uint32_t TYPE> struct tile;
+/* A lane's 16 bytes of a plane. */
+__device__ __forceinline__ uint4 plane(const uint8_t *tile, int index, uint32_t lane) {
+    return *(const uint4 *)(tile + 512 * index + 16 * lane);
+}
+
+/* Byte i of a word as a float: placed below 2^23's exponent, which is then taken away; cheaper than a conversion. */
+__device__ __forceinline__ float byte_at(uint32_t word, int i) {
+    return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + i)) - 8388608.0f;
+}
 
 /* Scale and min codes of Q4_K and Q5_K: eight bytes each from three words. */
 struct k4_scales {
     uint32_t scale[2], min[2];
-    __device__ __forceinline__ explicit k4_scales(const uint4 &head) {
+    __device__ __forceinline__ void read(const uint4 &head) {
         scale[0] = head.y & 0x3f3f3f3fu;
         min[0] = head.z & 0x3f3f3f3fu;
         scale[1] = (head.w & 0x0f0f0f0fu) | ((head.y >> 2) & 0x30303030u);
         min[1] = ((head.w >> 4) & 0x0f0f0f0fu) | ((head.z >> 2) & 0x30303030u);
     }
-    __device__ __forceinline__ float scale_at(int j) const { return (float)((scale[j / 4] >> (8 * (j % 4))) & 255u); }
-    __device__ __forceinline__ float min_at(int j) const { return (float)((min[j / 4] >> (8 * (j % 4))) & 255u); }
+    __device__ __forceinline__ float scale_at(int j) const { return byte_at(j < 4 ? scale[0] : scale[1], j % 4); }
+    __device__ __forceinline__ float min_at(int j) const { return byte_at(j < 4 ? min[0] : min[1], j % 4); }
 };
 
-__device__ __forceinline__ int dot16(const uint4 &codes, const uint4 &x, int sum) {
-    sum = dot_us(codes.x, x.x, sum);
-    sum = dot_us(codes.y, x.y, sum);
-    sum = dot_us(codes.z, x.z, sum);
-    return dot_us(codes.w, x.w, sum);
-}
-__device__ __forceinline__ uint4 low_nibbles(const uint4 &v) {
-    return make_uint4(v.x & 0x0f0f0f0fu, v.y & 0x0f0f0f0fu, v.z & 0x0f0f0f0fu, v.w & 0x0f0f0f0fu);
-}
-__device__ __forceinline__ uint4 high_nibbles(const uint4 &v) {
-    return make_uint4((v.x >> 4) & 0x0f0f0f0fu, (v.y >> 4) & 0x0f0f0f0fu, (v.z >> 4) & 0x0f0f0f0fu, (v.w >> 4) & 0x0f0f0f0fu);
-}
-/* Bits `bit`, bit+1, ... (mask of a byte's low bits) of every byte of h, moved to `to` and joined to v. */
-template <uint32_t MASK, int TO> __device__ __forceinline__ uint4 join_bits(const uint4 &v, const uint4 &h, int bit) {
-    return make_uint4(v.x | ((h.x >> bit) & MASK) << TO, v.y | ((h.y >> bit) & MASK) << TO,
-                      v.z | ((h.z >> bit) & MASK) << TO, v.w | ((h.w >> bit) & MASK) << TO);
-}
-
-template <> struct tile<SPK_TYPE_Q4_K> {
-    uint4 head, qs[8];
-    __device__ __forceinline__ explicit tile(const raw_tile &raw) : head(raw.chunk[0]) {
+/* Q4_K, and Q5_K, which has two more planes with a fifth bit. */
+template <int T, bool REST, bool FIVE>
+__device__ __forceinline__ void dot_q45_k(const uint8_t *const tile[T], const input_vector &v, uint32_t kb, uint32_t lane, float out[T]) {
+    constexpr int QS = FIVE ? 3 : 1;
+    uint4 head[T], bits[T][2];
+    k4_scales s[T];
+    float product[T], mins[T];
 #pragma unroll
-        for (int i = 0; i < 8; i++) qs[i] = raw.chunk[1 + i];
+    for (int t = 0; t < T; t++) {
+        head[t] = plane(tile[t], 0, lane);
+        s[t].read(head[t]);
+        if (FIVE)
+            for (int h = 0; h < 2; h++) bits[t][h] = plane(tile[t], 1 + h, lane);
+        product[t] = mins[t] = 0.0f;
     }
-    __device__ __forceinline__ float dot(const int8_vector &v, uint32_t kb) const {
-        k4_scales s(head);
-        float product = 0.0f, mins = 0.0f;
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            int low = 0, high = 0;
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                low = dot16(low_nibbles(qs[2 * c + h]), v.q8[(4 * c + h) * v.k + kb], low);
-                high = dot16(high_nibbles(qs[2 * c + h]), v.q8[(4 * c + 2 + h) * v.k + kb], high);
-            }
-            product = fmaf(v.scale[2 * c * v.k + kb] * s.scale_at(2 * c), (float)low, product);
-            product = fmaf(v.scale[(2 * c + 1) * v.k + kb] * s.scale_at(2 * c + 1), (float)high, product);
-            mins = fmaf(v.sum32[2 * c * v.k + kb], s.min_at(2 * c), mins);
-            mins = fmaf(v.sum32[(2 * c + 1) * v.k + kb], s.min_at(2 * c + 1), mins);
-        }
-        float2 d = __half22float2(*(const __half2 *)&head.x);
-        return d.x * product - d.y * mins;
-    }
-};
-
-template <> struct tile<SPK_TYPE_Q5_K> {
-    uint4 head, qh[2], qs[8];
-    __device__ __forceinline__ explicit tile(const raw_tile &raw) : head(raw.chunk[0]) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) qh[i] = raw.chunk[1 + i];
-#pragma unroll
-        for (int i = 0; i < 8; i++) qs[i] = raw.chunk[3 + i];
-    }
-    __device__ __forceinline__ float dot(const int8_vector &v, uint32_t kb) const {
-        k4_scales s(head);
-        float product = 0.0f, mins = 0.0f;
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            int low = 0, high = 0;
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                uint4 lo = join_bits<0x01010101u, 4>(low_nibbles(qs[2 * c + h]), qh[h], 2 * c);
-                uint4 hi = join_bits<0x01010101u, 4>(high_nibbles(qs[2 * c + h]), qh[h], 2 * c + 1);
-                low = dot16(lo, v.q8[(4 * c + h) * v.k + kb], low);
-                high = dot16(hi, v.q8[(4 * c + 2 + h) * v.k + kb], high);
-            }
-            product = fmaf(v.scale[2 * c * v.k + kb] * s.scale_at(2 * c), (float)low, product);
-            product = fmaf(v.scale[(2 * c + 1) * v.k + kb] * s.scale_at(2 * c + 1), (float)high, product);
-            mins = fmaf(v.sum32[2 * c * v.k + kb], s.min_at(2 * c), mins);
-            mins = fmaf(v.sum32[(2 * c + 1) * v.k + kb], s.min_at(2 * c + 1), mins);
-        }
-        float2 d = __half22float2(*(const __half2 *)&head.x);
-        return d.x * product - d.y * mins;
-    }
-};
-
-template <> struct tile<SPK_TYPE_Q6_K> {
-    uint4 scales, ql[8], qh[4];
-    unsigned short d;
-    __device__ __forceinline__ explicit tile(const raw_tile &raw) : scales(raw.chunk[0]), d((unsigned short)raw.chunk[13].x) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) ql[i] = raw.chunk[1 + i];
-#pragma unroll
-        for (int i = 0; i < 4; i++) qh[i] = raw.chunk[9 + i];
-    }
-    __device__ __forceinline__ float scale_at(int j) const {
-        const uint32_t words[4] = { scales.x, scales.y, scales.z, scales.w };
-        return (float)(int8_t)(words[j / 4] >> (8 * (j % 4)));
-    }
-    /* Chunk 8t + 2r + g of the super-block: 16 codes with scale 8t + 2r + g. */
-    __device__ __forceinline__ float dot(const int8_vector &v, uint32_t kb) const {
-        float product = 0.0f, offset = 0.0f;
-#pragma unroll
-        for (int t = 0; t < 2; t++)
-#pragma unroll
-            for (int r = 0; r < 4; r++) {
-    #pragma unroll
-                for (int g = 0; g < 2; g++) {
-                    const uint4 &low = ql[4 * t + 2 * (r & 1) + g];
-                    uint4 codes = join_bits<0x03030303u, 4>(r < 2 ? low_nibbles(low) : high_nibbles(low), qh[2 * t + g], 2 * r);
-                    int c = 8 * t + 2 * r + g;
-                    float sum = (float)dot16(codes, v.q8[c * v.k + kb], 0);
-                    product = fmaf(v.scale[(c / 2) * v.k + kb] * scale_at(c), sum, product);
-                    offset = fmaf(v.sum16[c * v.k + kb], scale_at(c), offset);
-                }
-            }
-        return __half2float(__ushort_as_half(d)) * (product - 32.0f * offset);
-    }
-};
-
-template <> struct tile<SPK_TYPE_Q8_0> {
-    uint4 d, qs[16];
-    __device__ __forceinline__ explicit tile(const raw_tile &raw) : d(raw.chunk[0]) {
-#pragma unroll
-        for (int i = 0; i < 16; i++) qs[i] = raw.chunk[1 + i];
-    }
-    __device__ __forceinline__ float dot(const int8_vector &v, uint32_t kb) const {
-        const uint32_t words[4] = { d.x, d.y, d.z, d.w };
-        float product = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            int sum = 0;
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const uint4 &q = qs[2 * j + h], x = v.q8[(2 * j + h) * v.k + kb];
-                sum = dot_ss(q.x, x.x, sum);
-                sum = dot_ss(q.y, x.y, sum);
-                sum = dot_ss(q.z, x.z, sum);
-                sum = dot_ss(q.w, x.w, sum);
-            }
-            float scale = __half2float(__ushort_as_half((unsigned short)(words[j / 2] >> (16 * (j % 2)))));
-            product = fmaf(v.scale[j * v.k + kb] * scale, (float)sum, product);
-        }
-        return product;
-    }
-};
-
-/* The product with the input vector: one int8 vector, or two in turn. */
-template <uint32_t T> __device__ __forceinline__ float product(const raw_tile &raw, const shared_vector &v, uint32_t kb, bool has_rest) {
-    const tile<T> w(raw);
-    float sum = 0.0f;
-    uint8_t *base = (uint8_t *)v.main.q8;
 #pragma unroll 1
-    for (int part = 0; part < (has_rest ? 2 : 1); part++, base += INT8_BYTES * v.k) sum += w.dot(carve_int8(base, v.k), kb);
-    return sum;
-}
-__device__ __forceinline__ float product_of(uint32_t type, const raw_tile &raw, const shared_vector &v, uint32_t kb, bool has_rest) {
-    switch (type) {
-    case SPK_TYPE_Q4_K: return product<SPK_TYPE_Q4_K>(raw, v, kb, has_rest);
-    case SPK_TYPE_Q5_K: return product<SPK_TYPE_Q5_K>(raw, v, kb, has_rest);
-    case SPK_TYPE_Q6_K: return product<SPK_TYPE_Q6_K>(raw, v, kb, has_rest);
-    default:            return product<SPK_TYPE_Q8_0>(raw, v, kb, has_rest);
+    for (int c = 0; c < 4; c++) {        /* 64 weights: low nibbles are group 2c, high nibbles 2c + 1 */
+        code_sum<REST> low[T], high[T];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const x_chunk<REST> x_low(v, kb, 4 * c + h), x_high(v, kb, 4 * c + 2 + h);
+#pragma unroll
+            for (int t = 0; t < T; t++) {
+                const uint4 qs = plane(tile[t], QS + 2 * c + h, lane);
+                uint4 a = and4(qs, 0x0f0f0f0fu), b = FIVE ? high_nibbles(qs) : and4(qs, 0xf0f0f0f0u);
+                if (FIVE) {
+                    a = join4(a, bits[t][h], 2 * c > 4 ? 2 * c - 4 : 0, 2 * c < 4 ? 4 - 2 * c : 0, 0x10101010u);
+                    b = join4(b, bits[t][h], 2 * c + 1 > 4 ? 2 * c - 3 : 0, 2 * c + 1 < 4 ? 3 - 2 * c : 0, 0x10101010u);
+                }
+                low[t].add_unsigned(a, x_low);
+                high[t].add_unsigned(b, x_high);
+            }
+        }
+        const float4 ml = v.meta[2 * c * v.stride + kb], mh = v.meta[(2 * c + 1) * v.stride + kb];
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            product[t] = fmaf(ml.x * s[t].scale_at(2 * c), low[t].value(), product[t]);
+            product[t] = fmaf(mh.x * (FIVE ? 1.0f : 0.0625f) * s[t].scale_at(2 * c + 1), high[t].value(), product[t]);
+            mins[t] = fmaf(ml.w, s[t].min_at(2 * c), mins[t]);
+            mins[t] = fmaf(mh.w, s[t].min_at(2 * c + 1), mins[t]);
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < T; t++) {
+        const float2 d = __half22float2(*(const __half2 *)&head[t].x);
+        out[t] += d.x * product[t] - d.y * mins[t];
     }
 }
 
-/* Sum over the p lanes that share a row; every lane of the row gets it. */
-__device__ __forceinline__ float row_sum(float v, uint32_t lanes_per_row) {
-    for (uint32_t o = lanes_per_row >> 1; o > 0; o >>= 1) v += __shfl_xor_sync(FULL, v, o);
-    return v;
+/* Q6_K: chunk 8u + 2r + g of the super-block has 16 codes with the scale of that number; codes are 32 too large. */
+template <bool REST>
+__device__ __forceinline__ float dot_q6_k(const uint8_t *tile, const input_vector &v, uint32_t kb, uint32_t lane) {
+    float product = 0.0f, offset = 0.0f;
+#pragma unroll 1
+    for (int u = 0; u < 2; u++) {        /* half a super-block at a time, or loads ahead would take too many registers */
+        const uint2 words = *(const uint2 *)(tile + 16 * lane + 8 * u);
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const float4 meta = v.meta[(4 * u + r) * v.stride + kb];
+#pragma unroll
+            for (int g = 0; g < 2; g++) {
+                const int j = 2 * r + g;
+                const x_chunk<REST> x(v, kb, 8 * u + j);
+                const uint4 low = plane(tile, 1 + 4 * u + 2 * (r & 1) + g, lane), bits = plane(tile, 9 + 2 * u + g, lane);
+                const uint4 nibbles = r < 2 ? and4(low, 0x0f0f0f0fu) : high_nibbles(low);
+                code_sum<REST> sum;
+                sum.add_unsigned(join4(nibbles, bits, r == 3 ? 2 : 0, r < 2 ? 4 - 2 * r : 0, 0x30303030u), x);
+                const float scale = (float)(int8_t)((j < 4 ? words.x : words.y) >> (8 * (j % 4)));
+                product = fmaf(meta.x * scale, sum.value(), product);
+                offset = fmaf(g == 0 ? meta.y : meta.z, scale, offset);
+            }
+        }
+    }
+    return __half2float(*(const __half *)(tile + 6656 + 2 * lane)) * (product - 32.0f * offset);
+}
+
+template <bool REST>
+__device__ __forceinline__ float dot_q8_0(const uint8_t *tile, const input_vector &v, uint32_t kb, uint32_t lane) {
+    float product = 0.0f;
+#pragma unroll 1
+    for (int j = 0; j < 8; j++) {
+        code_sum<REST> sum;
+#pragma unroll
+        for (int h = 0; h < 2; h++) sum.add_signed(plane(tile, 1 + 2 * j + h, lane), x_chunk<REST>(v, kb, 2 * j + h));
+        const float scale = __half2float(*(const __half *)(tile + 16 * lane + 2 * j));
+        product = fmaf(v.meta[j * v.stride + kb].x * scale, sum.value(), product);
+    }
+    return product;
+}
+
+/* Most tiles that a warp multiplies at once. */
+constexpr uint32_t TILES_MAX = 2;
+
+/* sums[t] += the lane's super-block of tile t times kb of x.  Tile t lies t * tile_bytes on. */
+template <bool REST>
+__device__ __forceinline__ void add_tiles(uint32_t type, const uint8_t *tile, uint32_t tile_bytes, uint32_t tile_count, const input_vector &v,
+                                          uint32_t kb, uint32_t lane, float sums[TILES_MAX]) {
+    const uint8_t *const tiles[TILES_MAX] = { tile, tile + tile_bytes };
+    if (type == SPK_TYPE_Q4_K && tile_count == 2) {
+        dot_q45_k<2, REST, false>(tiles, v, kb, lane, sums);
+        return;
+    }
+    /* Larger types wait for their own bytes: one at a time, with fewer registers. */
+#pragma unroll 1
+    for (uint32_t t = 0; t < tile_count; t++) {
+        float sum = 0.0f;
+        const uint8_t *const one[1] = { tile + t * tile_bytes };
+        switch (type) {
+        case SPK_TYPE_Q4_K: dot_q45_k<1, REST, false>(one, v, kb, lane, &sum); break;
+        case SPK_TYPE_Q5_K: dot_q45_k<1, REST, true>(one, v, kb, lane, &sum); break;
+        case SPK_TYPE_Q6_K: sum = dot_q6_k<REST>(one[0], v, kb, lane); break;
+        default:            sum = dot_q8_0<REST>(one[0], v, kb, lane); break;
+        }
+        if (t == 0) sums[0] += sum;
+        else sums[1] += sum;
+    }
 }
 
 } // namespace spk

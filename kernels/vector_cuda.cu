@@ -1,10 +1,10 @@
 /* kernels/vector_cuda.cu - the small kernels of a step: embedding row, RMSNorm, elementwise sums and gates.
  *
  * The fused path needs only the embedding; the others are what fused kernels fold in, kept as the other side of each switch.
- * They share prepare_vector and the scalar formulas with the fused kernels, and so give the same bits.
+ * They share prepare_input and the scalar formulas with the fused kernels, and so give the same bits.
  */
 #include "kernels/backend_cuda.cuh"
-#include "kernels/device_cuda.cuh"
+#include "kernels/input_cuda.cuh"
 
 namespace spk {
 namespace {
@@ -32,15 +32,10 @@ __device__ float k45_at(const block_bytes &b, uint32_t i, bool is_q5) {
     uint32_t j = i / 32, l = i % 32, c = i / 64;
     uint32_t qs_plane = is_q5 ? 3 : 1, qs_offset = is_q5 ? 48 : 16;
     uint16_t d = (uint16_t)(b.at(0, 0, 0) | b.at(1, 0, 1) << 8), m = (uint16_t)(b.at(2, 0, 2) | b.at(3, 0, 3) << 8);
-    uint8_t packed[12], scale, min;
-    for (uint32_t k = 0; k < 12; k++) packed[k] = b.at(4 + k, 0, 4 + k);
-    if (j < 4) {
-        scale = packed[j] & 63u;
-        min = packed[j + 4] & 63u;
-    } else {
-        scale = (packed[j + 4] & 15u) | (packed[j - 4] >> 6) << 4;
-        min = (packed[j + 4] >> 4) | (packed[j] >> 6) << 4;
-    }
+    const uint32_t scales = 4;           /* first of the packed scale bytes, in a block and in plane 0 */
+    const uint32_t k = j & 3, low = b.at(scales + k, 0, scales + k), mid = b.at(scales + 4 + k, 0, scales + 4 + k);
+    const uint32_t high = b.at(scales + 8 + k, 0, scales + 8 + k);
+    const uint32_t scale = j < 4 ? low & 63u : (high & 15u) | (low >> 6) << 4, min = j < 4 ? mid & 63u : (high >> 4) | (mid >> 6) << 4;
     uint32_t at = 32 * c + l, q = b.at(qs_offset + at, qs_plane + at / 16, at % 16);
     q = j & 1 ? q >> 4 : q & 15u;
     if (is_q5) q |= (uint32_t)((b.at(16 + l, 1 + l / 16, l % 16) >> j) & 1u) << 4;
@@ -100,21 +95,24 @@ __global__ void __launch_bounds__(THREADS) embed_kernel(const __grid_constant__ 
     const uint32_t i = blockIdx.x * THREADS + threadIdx.x;
     if (i < p.a.embedding.col_count) p.a.d_x[i] = weight_at(p, token, i);
     if (i < p.a.rope_dim / 2) {
-        double angle = (double)position * p.a.d_inverse_frequency[i];
-        p.a.d_cos_sin[2 * i] = (float)cos(angle);
-        p.a.d_cos_sin[2 * i + 1] = (float)sin(angle);
+        double turns = (double)position * p.a.d_turns[i], sine, cosine;
+        sincospi(2.0 * (turns - rint(turns)), &sine, &cosine);
+        p.a.d_cos_sin[2 * i] = (float)cosine;
+        p.a.d_cos_sin[2 * i + 1] = (float)sine;
     }
 }
 
 __global__ void __launch_bounds__(THREADS) norm_kernel(const __grid_constant__ spk_cuda_norm a) {
     chain_release();
-    extern __shared__ __align__(16) uint8_t memory[];
-    shared_vector v = carve_vector(memory, a.source.count);
+    extern __shared__ __align__(128) uint8_t memory[];
+    const input_vector v = carve_f32(memory, a.source.count);
     norm_prefetch norm;
     norm.load(a.source);
     chain_wait();
-    prepare_vector(a.source, v, norm, true);
+    const float_riders none = {};
+    const float factor = prepare_input(a.source, v, norm, none, true);
     for (uint32_t i = threadIdx.x; i < a.source.count; i += THREADS) a.out[i] = v.f32[i];
+    if (threadIdx.x == 0) *a.factor = factor;
 }
 
 __global__ void __launch_bounds__(THREADS) elementwise_kernel(const __grid_constant__ spk_cuda_elementwise e) {
@@ -127,6 +125,7 @@ __global__ void __launch_bounds__(THREADS) elementwise_kernel(const __grid_const
     case SPK_CUDA_ADD:
         a += __ldcg(e.b + i);
         if (e.c != nullptr) a += __ldcg(e.c + i);
+        if (e.d != nullptr) a += __ldcg(e.d + i);
         break;
     case SPK_CUDA_SWIGLU:
         a = silu(a) * __ldcg(e.b + i);
@@ -155,7 +154,7 @@ void spk_cuda_launch_embed(spk_cuda *cuda, const spk_cuda_embed *args) {
 }
 
 void spk_cuda_launch_norm(spk_cuda *cuda, const spk_cuda_norm *args) {
-    spk::launch(cuda, spk::norm_kernel, 1, spk::THREADS, spk::vector_bytes(args->source.count), *args, "norm");
+    spk::launch(cuda, spk::norm_kernel, 1, spk::THREADS, spk::f32_bytes(args->source.count), *args, "norm");
 }
 
 void spk_cuda_launch_elementwise(spk_cuda *cuda, const spk_cuda_elementwise *args) {

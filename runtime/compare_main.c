@@ -36,6 +36,8 @@ static const char HELP[] =
     "                   (0 to 1); 1 asks for the same token at every position\n"
     "  --json FILE      also write the figures as JSON\n"
     "  --backend NAME   auto, cpu, ref or cuda                                       [auto]\n"
+    "  --base-backend NAME\n"
+    "                   BASE on another one: BASE against itself then measures backends [as --backend]\n"
     "  --threads N      never changes a result                                       [all CPUs]\n"
     "  -h, --help       this text\n"
     "  -V, --version    version\n"
@@ -46,7 +48,8 @@ static const char HELP[] =
 typedef struct {
     const char *text_path, *tokens_path, *json_path;
     uint64_t    ctx, max_tokens, thread_count;   /* ctx 0: not given */
-    spk_backend backend;
+    spk_backend backend, base_backend;
+    bool        has_base_backend;            /* else base_backend is not looked at */
     bool        has_max_kl, has_min_top1;
     double      max_kl, min_top1;
     const char *paths[MODELS_MAX];       /* base, candidates */
@@ -74,7 +77,8 @@ static spk_status open_models(comparison *c, spk_error *err) {
     const arguments *a = c->arguments;
     for (uint32_t m = 0; m < a->model_count; m++) {
         spk_cli_progress progress = { .what = a->paths[m] };
-        spk_model_options options = { .backend = a->backend, .thread_count = (uint32_t)a->thread_count,
+        spk_backend backend = m == 0 && a->has_base_backend ? a->base_backend : a->backend;
+        spk_model_options options = { .backend = backend, .thread_count = (uint32_t)a->thread_count,
                                       .progress = spk_cli_progress_show, .progress_context = &progress };
         spk_status status = spk_model_open(a->paths[m], &options, &c->models[m], err);
         spk_cli_progress_end(&progress);
@@ -170,8 +174,10 @@ static spk_status score(comparison *c, spk_error *err) {
 static void print_candidate(const comparison *c, uint32_t index) {
     const spk_compare_summary *s = &c->summaries[index];
     char bytes[24];
-    printf("\n%s  (%s, %s of weights a token)\n", c->arguments->paths[index + 1], spk_model_arch(c->models[index + 1]),
-           spk_cli_bytes_text(spk_model_bytes_per_token(c->models[index + 1]), bytes));
+    const spk_model *model = c->models[index + 1];
+    printf("\n%s  (%s, ", c->arguments->paths[index + 1], spk_model_arch(model));
+    if (c->arguments->has_base_backend) printf("%s backend, ", spk_model_backend_name(model));
+    printf("%s of weights a token)\n", spk_cli_bytes_text(spk_model_bytes_per_token(model), bytes));
     printf("  same top-1        %.3f %% +- %.3f\n", 100 * s->top1, 100 * s->top1_se);
     printf("  mean KL           %.3g +- %.2g", s->kl_mean, s->kl_se);
     if (s->window_count >= 2) printf("  (windows as draws: +- %.2g)", s->kl_window_se);
@@ -269,14 +275,14 @@ static bool gates_hold(const comparison *c) {
 /* ---- Command line ---- */
 
 enum { OPT_TEXT = 256, OPT_TOKENS, OPT_CTX, OPT_MAX_TOKENS, OPT_MAX_KL, OPT_MIN_TOP1, OPT_JSON, OPT_BACKEND,
-       OPT_THREADS };
+       OPT_BASE_BACKEND, OPT_THREADS };
 
 static const struct option LONG_OPTIONS[] = {
     { "text", required_argument, NULL, OPT_TEXT }, { "tokens", required_argument, NULL, OPT_TOKENS },
     { "ctx", required_argument, NULL, OPT_CTX }, { "max-tokens", required_argument, NULL, OPT_MAX_TOKENS },
     { "max-kl", required_argument, NULL, OPT_MAX_KL }, { "min-top1", required_argument, NULL, OPT_MIN_TOP1 },
     { "json", required_argument, NULL, OPT_JSON }, { "backend", required_argument, NULL, OPT_BACKEND },
-    { "threads", required_argument, NULL, OPT_THREADS },
+    { "base-backend", required_argument, NULL, OPT_BASE_BACKEND }, { "threads", required_argument, NULL, OPT_THREADS },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { 0 },
 };
 
@@ -289,6 +295,9 @@ static spk_status take_option(int option, arguments *a, spk_error *err) {
     case OPT_MAX_KL:     a->has_max_kl = true; return spk_cli_double("--max-kl", optarg, 0, 1e6, &a->max_kl, err);
     case OPT_MIN_TOP1:   a->has_min_top1 = true; return spk_cli_double("--min-top1", optarg, 0, 1, &a->min_top1, err);
     case OPT_BACKEND:    return spk_tool_backend("--backend", optarg, &a->backend, err);
+    case OPT_BASE_BACKEND:
+        a->has_base_backend = true;
+        return spk_tool_backend("--base-backend", optarg, &a->base_backend, err);
     case OPT_THREADS:    return spk_cli_u64("--threads", optarg, 1, SPK_POOL_THREAD_MAX, &a->thread_count, err);
     default:             a->json_path = optarg; return SPK_OK;
     }

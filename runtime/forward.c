@@ -321,6 +321,7 @@ void spk_forward(spk_session *session, const uint32_t *tokens, uint32_t token_co
         norm(session, m->layers[i].ffn_norm, session->s.delta, token_count, false);
         spk_forward_ffn(session, &m->layers[i], token_count);
         pending = session->s.delta;
+        if (session->observe != NULL) session->observe(session, i, token_count, session->observe_context);
     }
     norm(session, m->output_norm, pending, token_count, false);
     head(session, token_count, logits);

@@ -78,6 +78,24 @@ static spk_expert_matrix *expert_slot(spk_layer *layer, spk_role role) {
     }
 }
 
+static void advise_sections(const spk_model *m, int advice) {
+    for (uint32_t s = 0; s < SPK_PLACE_COUNT; s++)
+        if (m->section_bytes[s] > 0) (void)madvise((void *)(uintptr_t)m->sections[s], m->section_bytes[s], advice);
+}
+
+/* A pack's vectors are kilobytes that lie scattered over gigabytes: all of them are asked for at once, and nothing around
+ * them.  From a cold disk, 375 of them in 3 GB took 0.01 s so and 2.2 s with the system's reading ahead. */
+static void ask_for_vectors(const spk_model *m) {
+    advise_sections(m, MADV_RANDOM);
+    for (uint64_t i = 0; i < m->tensor_count; i++) {
+        const spk_tensor *t = &m->tensors[i];
+        uint32_t layer;
+        if (!spk_role_is_vector(spk_model_role(&m->config, t->name, &layer))) continue;
+        uint64_t begin = t->offset_bytes / SPK_BLOCK_ALIGN * SPK_BLOCK_ALIGN, end = t->offset_bytes + spk_tensor_span_bytes(t);
+        (void)madvise((void *)(uintptr_t)(m->sections[t->section - 1] + begin), end - begin, MADV_WILLNEED);
+    }
+}
+
 /* Vectors as floats, in one block. */
 static spk_status bind(spk_model *m, spk_error *err) {
     uint32_t layer;
@@ -222,11 +240,28 @@ static spk_status starts_like_gguf(const char *path, bool *out, spk_error *err) 
     return SPK_OK;
 }
 
-/* The GPU where it is asked for, or where nothing is asked for and there is one that takes the model. */
-static spk_status open_gpu(spk_model *m, const spk_model_options *options, spk_error *err) {
-    if (options->backend != SPK_BACKEND_CUDA && options->backend != SPK_BACKEND_AUTO) return SPK_OK;
-    spk_status status = spk_gpu_model_create(m, options, &m->gpu, err);
-    return options->backend == SPK_BACKEND_AUTO && status == SPK_E_UNSUPPORTED ? SPK_OK : status;
+static spk_status open_host(spk_model *m, bool is_gguf, const spk_model_options *options, spk_error *err) {
+    SPK_TRY(is_gguf ? open_gguf(m, options, err) : open_pack(m, err));
+    if (m->pack != NULL) ask_for_vectors(m);
+    SPK_TRY(bind(m, err));
+    if (m->pack != NULL) advise_sections(m, MADV_NORMAL);
+    return SPK_OK;
+}
+
+/* The GPU where it is asked for, or where nothing is asked for and there is one that takes the model.  It starts while the
+ * host side is opened. */
+static spk_status open_both(spk_model *m, bool is_gguf, const spk_model_options *options, spk_error *err) {
+    if (options->backend != SPK_BACKEND_CUDA && options->backend != SPK_BACKEND_AUTO)
+        return open_host(m, is_gguf, options, err);
+    spk_gpu_start *start;
+    SPK_TRY(spk_gpu_start_begin(&start, err));
+    spk_status status = open_host(m, is_gguf, options, err);
+    if (status == SPK_OK) {
+        status = spk_gpu_model_create(m, options, start, &m->gpu, err);
+        if (options->backend == SPK_BACKEND_AUTO && status == SPK_E_UNSUPPORTED) status = SPK_OK;
+    }
+    spk_gpu_start_destroy(start);
+    return status;
 }
 
 spk_status spk_model_open(const char *path, const spk_model_options *options, spk_model **out, spk_error *err) {
@@ -237,9 +272,7 @@ spk_status spk_model_open(const char *path, const spk_model_options *options, sp
     m->thread_count = options->thread_count;
     m->path = strdup(path);
     spk_status status = m->path == NULL ? out_of_memory(path, err) : choose_kernels(m, options->backend, err);
-    if (status == SPK_OK) status = is_gguf ? open_gguf(m, options, err) : open_pack(m, err);
-    if (status == SPK_OK) status = bind(m, err);
-    if (status == SPK_OK) status = open_gpu(m, options, err);
+    if (status == SPK_OK) status = open_both(m, is_gguf, options, err);
     if (status != SPK_OK) {
         spk_model_close(m);
         return status;
@@ -273,6 +306,10 @@ uint32_t    spk_model_context_length(const spk_model *m) { return m->config.cont
 const char *spk_model_arch(const spk_model *m) { return spk_arch_name(m->config.arch); }
 const char *spk_model_fingerprint_text(const spk_model *m) { return m->fingerprint; }
 const char *spk_model_backend_name(const spk_model *m) { return m->gpu != NULL ? "cuda" : m->kernels->name; }
+bool spk_model_load_times(const spk_model *m, spk_load_times *out) {
+    if (m->gpu != NULL) *out = *spk_gpu_model_times(m->gpu);
+    return m->gpu != NULL;
+}
 bool        spk_model_is_pack(const spk_model *m) { return m->pack != NULL; }
 const spk_kv_set *spk_model_kvs(const spk_model *m) { return m->kvs; }
 const char *spk_model_path(const spk_model *m) { return m->path; }

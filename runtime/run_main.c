@@ -30,6 +30,9 @@ static const char HELP[] =
     "  --seed N            of the sampling                                         [0]\n"
     "  --backend NAME      auto, cpu, ref (plain F32) or cuda                   [auto]\n"
     "  --threads N         never changes a result                           [all CPUs]\n"
+    "  --kv f16|q8         how the GPU keeps keys and values of the context       [f16]\n"
+    "  --fuse LIST         GPU kernels to fuse, all others apart: router, addnorm3, shexp, gdn-conv, gdn-core  [all]\n"
+    "  --no-fuse LIST      GPU kernels to run apart; never changes a result\n"
     "  --verify            check all checksums of the pack first\n"
     "  --tokenize          print the prompt's token ids on one line and stop\n"
     "  --logits OUT.f32    write float32 [tokens][vocab] of the prompt and stop; the file appears whole or not at all\n"
@@ -46,6 +49,7 @@ typedef struct {
     uint64_t            generate_count, context_tokens;
     spk_sampler_options sampler;
     spk_model_options   model;
+    spk_session_options session;
 } run_options;
 
 typedef struct {
@@ -56,8 +60,6 @@ typedef struct {
     size_t         prompt_count;
     uint32_t      *generated;
     uint32_t       generated_count;
-    float         *logits;
-    void          *scratch;
     double         load_s, prefill_s, decode_s;
 } run_state;
 
@@ -79,8 +81,16 @@ static spk_status parse_u32(const char *option, const char *text, uint64_t low, 
     return SPK_OK;
 }
 
+/* --fuse: only these; --no-fuse: all but these. */
+static spk_status take_fusions(const char *option, uint32_t *off, spk_error *err) {
+    uint32_t bits = 0;
+    SPK_TRY(spk_tool_fusions(option, optarg, &bits, err));
+    *off = strcmp(option, "--fuse") == 0 ? SPK_FUSE_ALL & ~bits : *off | bits;
+    return SPK_OK;
+}
+
 enum { OPT_PROMPT = 256, OPT_PROMPT_FILE, OPT_TOKENS, OPT_CHAT, OPT_CONTEXT, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P,
-       OPT_SEED, OPT_BACKEND, OPT_THREADS, OPT_VERIFY, OPT_TOKENIZE, OPT_LOGITS, OPT_JSON };
+       OPT_SEED, OPT_BACKEND, OPT_THREADS, OPT_KV, OPT_FUSE, OPT_NO_FUSE, OPT_VERIFY, OPT_TOKENIZE, OPT_LOGITS, OPT_JSON };
 
 static const struct option LONG_OPTIONS[] = {
     { "prompt", required_argument, NULL, OPT_PROMPT }, { "prompt-file", required_argument, NULL, OPT_PROMPT_FILE },
@@ -89,6 +99,8 @@ static const struct option LONG_OPTIONS[] = {
     { "top-k", required_argument, NULL, OPT_TOP_K }, { "top-p", required_argument, NULL, OPT_TOP_P },
     { "min-p", required_argument, NULL, OPT_MIN_P }, { "seed", required_argument, NULL, OPT_SEED },
     { "backend", required_argument, NULL, OPT_BACKEND }, { "threads", required_argument, NULL, OPT_THREADS },
+    { "kv", required_argument, NULL, OPT_KV }, { "fuse", required_argument, NULL, OPT_FUSE },
+    { "no-fuse", required_argument, NULL, OPT_NO_FUSE },
     { "verify", no_argument, NULL, OPT_VERIFY }, { "tokenize", no_argument, NULL, OPT_TOKENIZE },
     { "logits", required_argument, NULL, OPT_LOGITS }, { "json", no_argument, NULL, OPT_JSON },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { 0 },
@@ -109,6 +121,9 @@ static spk_status take_option(int option, run_options *o, spk_error *err) {
     case OPT_SEED:        return spk_cli_u64("--seed", optarg, 0, UINT64_MAX, &o->sampler.seed, err);
     case OPT_BACKEND:     return spk_tool_backend("--backend", optarg, &o->model.backend, err);
     case OPT_THREADS:     return parse_u32("--threads", optarg, 1, SPK_POOL_THREAD_MAX, &o->model.thread_count, err);
+    case OPT_KV:          return spk_tool_kv("--kv", optarg, &o->session.kv_q8, err);
+    case OPT_FUSE:        return take_fusions("--fuse", &o->session.fusions_off, err);
+    case OPT_NO_FUSE:     return take_fusions("--no-fuse", &o->session.fusions_off, err);
     case OPT_VERIFY:      o->is_verify = true; return SPK_OK;
     case OPT_TOKENIZE:    o->is_tokenize = true; return SPK_OK;
     case OPT_LOGITS:      o->logits_path = optarg; return SPK_OK;
@@ -212,40 +227,41 @@ static spk_status print_piece(const run_state *r, spk_utf8_stream *stream, uint3
     return spk_fail(err, SPK_E_IO, "writing the output: %s", strerror(errno));
 }
 
-/* Tokens after those before; the logits of the last one are checked, since no token can be drawn from a NaN. */
-static spk_status evaluate(const run_options *o, run_state *r, const uint32_t *tokens, size_t count, spk_error *err) {
-    SPK_TRY(spk_session_eval(r->session, tokens, (uint32_t)count, SPK_LOGITS_LAST, r->logits, err));
-    return spk_tool_logits_check(o->model_path, spk_session_position(r->session) - 1, r->logits,
-                                 spk_model_vocab_size(r->model), err);
+/* Context of on_token. */
+typedef struct {
+    const run_options *options;
+    run_state         *run;
+    spk_utf8_stream    stream;
+    double             start_s;
+    spk_status         status;      /* of the output */
+    spk_error         *err;
+} generation;
+
+static bool take_token(void *context, uint32_t token) {
+    generation *g = context;
+    run_state *r = g->run;
+    if (r->prefill_s == 0) r->prefill_s = spk_cli_now_s() - g->start_s;
+    if (spk_tokenizer_is_end(r->tokenizer, token)) return false;
+    r->generated[r->generated_count++] = token;
+    if (!g->options->is_json) g->status = print_piece(r, &g->stream, token, g->err);
+    return g->status == SPK_OK;
 }
 
-/* The last token is not evaluated: nothing follows it. */
-static spk_status decode(const run_options *o, run_state *r, spk_utf8_stream *stream, spk_error *err) {
-    spk_sampler sampler = spk_sampler_start(&o->sampler);
-    for (uint64_t i = 0; i < o->generate_count; i++) {
-        uint32_t token = spk_sampler_next(&sampler, r->logits, spk_model_vocab_size(r->model), r->scratch);
-        if (spk_tokenizer_is_end(r->tokenizer, token)) break;
-        r->generated[r->generated_count++] = token;
-        if (!o->is_json) SPK_TRY(print_piece(r, stream, token, err));
-        if (i + 1 < o->generate_count) SPK_TRY(evaluate(o, r, &token, 1, err));
-    }
-    return SPK_OK;
-}
-
+/* The prompt's time ends with the first token. */
 static spk_status generate(const run_options *o, run_state *r, spk_error *err) {
-    spk_utf8_stream stream = { 0 };
-    double start = spk_cli_now_s();
-    SPK_TRY(evaluate(o, r, r->prompt, r->prompt_count, err));
-    r->prefill_s = spk_cli_now_s() - start;
-    start = spk_cli_now_s();
-    spk_status status = decode(o, r, &stream, err);
-    r->decode_s = spk_cli_now_s() - start;
+    generation g = { .options = o, .run = r, .start_s = spk_cli_now_s(), .status = SPK_OK, .err = err };
+    spk_sampler sampler = spk_sampler_start(&o->sampler);
+    spk_generation what = { .sampler = &sampler, .token_limit = (uint32_t)o->generate_count, .on_token = take_token, .context = &g };
+    spk_status status = spk_session_generate(r->session, r->prompt, (uint32_t)r->prompt_count, &what, err);
+    double total_s = spk_cli_now_s() - g.start_s;
+    if (r->prefill_s == 0) r->prefill_s = total_s;
+    r->decode_s = total_s - r->prefill_s;
     if (!o->is_json) {
         char tail[16];
-        (void)fwrite(tail, 1, spk_utf8_push(&stream, "", 0, true, tail), stdout);
+        (void)fwrite(tail, 1, spk_utf8_push(&g.stream, "", 0, true, tail), stdout);
         printf("\n");
     }
-    return status;
+    return g.status != SPK_OK ? g.status : status;
 }
 
 /* Decode steps: all but the last generated token were evaluated. */
@@ -301,7 +317,7 @@ static spk_status print_json(const run_options *o, const run_state *r, spk_error
 static spk_status start_session(const run_options *o, run_state *r, spk_error *err) {
     uint64_t generate_count = o->logits_path != NULL ? 0 : o->generate_count;
     uint64_t needed = r->prompt_count + (generate_count > 0 ? generate_count - 1 : 0);
-    uint32_t trained = spk_model_context_length(r->model), vocab = spk_model_vocab_size(r->model);
+    uint32_t trained = spk_model_context_length(r->model);
     if (o->context_tokens != 0 && needed > o->context_tokens)
         return spk_fail(err, SPK_E_LIMIT, "--context %" PRIu64 ": a prompt of %zu tokens and -n %" PRIu64
                         " need %" PRIu64, o->context_tokens, r->prompt_count, generate_count, needed);
@@ -312,11 +328,9 @@ static spk_status start_session(const run_options *o, run_state *r, spk_error *e
         fprintf(stderr, "%s: warning: prompt and generation may take %" PRIu64 " tokens; the model was trained on %"
                 PRIu32 "\n", TOOL, needed, trained);
     r->generated = malloc((generate_count + 1) * sizeof *r->generated);
-    r->logits = malloc((size_t)vocab * sizeof *r->logits);
-    r->scratch = malloc(spk_sampler_scratch_bytes(vocab));
-    if (r->generated == NULL || r->logits == NULL || r->scratch == NULL)
-        return spk_fail(err, SPK_E_MEMORY, "out of memory");
-    spk_session_options so = { .context_tokens = (uint32_t)(o->context_tokens ? o->context_tokens : needed) };
+    if (r->generated == NULL) return spk_fail(err, SPK_E_MEMORY, "out of memory");
+    spk_session_options so = o->session;
+    so.context_tokens = (uint32_t)(o->context_tokens ? o->context_tokens : needed);
     return spk_session_create(r->model, &so, &r->session, err);
 }
 
@@ -365,7 +379,5 @@ int main(int argc, char **argv) {
     spk_model_close(r.model);
     free(r.prompt);
     free(r.generated);
-    free(r.logits);
-    free(r.scratch);
     return spk_cli_finish(TOOL, exit_status);
 }

@@ -34,13 +34,14 @@ typedef enum {
 typedef struct {
     spk_backend backend;
     uint32_t    thread_count;      /* 0: all CPUs.  Never changes a result */
-    /* May be NULL; called while a GGUF is laid out, from one thread. */
+    /* May be NULL; called while a GGUF is laid out, and then while weights are copied to a GPU, from the caller's thread. */
     void      (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes);
     void       *progress_context;
 } spk_model_options;
 
 /* MODEL is a .spk pack (mapped) or a GGUF (laid out in memory as a native pack would be, so that both give the
- * same bits).  Told apart by content, not by name. */
+ * same bits).  Told apart by content, not by name.  What of a pack goes to a GPU is checked against its checksums on the
+ * way: SPK_E_CHECKSUM. */
 SPK_MUST_CHECK spk_status spk_model_open(const char *path, const spk_model_options *options, spk_model **out,
                                          spk_error *err);
 /* Check all checksums of a pack; a GGUF has none: SPK_E_UNSUPPORTED. */
@@ -58,6 +59,18 @@ bool        spk_model_is_pack(const spk_model *model);
 uint64_t    spk_model_bytes_per_token(const spk_model *model);
 uint64_t    spk_model_weight_bytes(const spk_model *model);
 
+/* What opening a model for a GPU took. */
+typedef struct {
+    double   start_s;              /* the device's start-up: driver and context, on a thread of its own */
+    double   start_wait_s;         /* of it, what was left when the host's side of the model was open */
+    double   load_s;               /* then: device memory, reading, checking and copying the weights */
+    uint64_t bytes;                /* of weights copied */
+    uint64_t pinned_bytes;         /* of them, straight out of pages in memory that were pinned for it */
+    uint64_t direct_bytes;         /* of them, read from the disk past the page cache; the rest was copied through buffers */
+    bool     is_verified;          /* against a pack's checksums */
+} spk_load_times;
+bool spk_model_load_times(const spk_model *model, spk_load_times *out);   /* false on a CPU backend */
+
 /* Kernels of the GPU backend that can be switched off, for comparison; results are bit-identical. */
 typedef enum {
     SPK_FUSE_ROUTER   = 1,         /* the top experts are selected by the kernel that uses them */
@@ -72,6 +85,7 @@ typedef struct {
     uint32_t context_tokens;       /* capacity, >= 1; KV memory is allocated for it at once */
     uint32_t batch_tokens;         /* most tokens evaluated together; 0: 64.  Never changes a result */
     uint32_t fusions_off;          /* spk_fusion bits that the GPU backend leaves out; 0 on a CPU */
+    bool     kv_q8;                /* the GPU backend keeps keys and values in Q8_0 instead of F16 */
 } spk_session_options;
 
 SPK_MUST_CHECK spk_status spk_session_create(const spk_model *model, const spk_session_options *options,
@@ -128,10 +142,35 @@ typedef struct {
 typedef struct { spk_sampler_options options; uint64_t state; } spk_sampler;
 spk_sampler spk_sampler_start(const spk_sampler_options *options);
 #define SPK_TOKEN_NONE UINT32_MAX
-/* One token from logits[vocab]; order: temperature 0 shortcut, top-k, softmax at temperature, top-p, min-p, draw.
- * scratch holds vocab pairs; see spk_sampler_scratch_bytes.  Deterministic for a seed.  A NaN is never chosen;
- * SPK_TOKEN_NONE if the largest of the others is not finite, or there are none. */
+/* One token from logits[vocab]; order: temperature 0 shortcut, top-k, softmax at temperature, top-p, min-p, draw.  Ties of
+ * probability go to the lower id.  kernels/sampling.h has the definition, in integers: the same logits and state give the same
+ * token on every backend.  A token 2^-39 times as likely as the best, or less, is never drawn, nor is a NaN;
+ * SPK_TOKEN_NONE, and no number is drawn, if the largest of the others is not finite, or there are none.
+ * scratch: spk_sampler_scratch_bytes, aligned for 8-byte integers. */
 uint32_t spk_sampler_next(spk_sampler *sampler, const float *logits, uint32_t vocab_size, void *scratch);
 size_t   spk_sampler_scratch_bytes(uint32_t vocab_size);
+
+/* ---- Generation ---- */
+
+typedef struct {
+    spk_sampler *sampler;          /* moves on by one draw a token; NULL or a temperature of 0: greedy */
+    uint32_t     token_limit;      /* most tokens to choose; 0: only evaluate the input */
+    /* Called with each token as it is chosen; false ends the generation with it: an end token, for one
+     * (spk_tokenizer_is_end).  Must not use the session. */
+    bool       (*on_token)(void *context, uint32_t token);
+    void        *context;
+} spk_generation;
+
+/* Evaluate tokens[count >= 1], choose one from the last one's logits, evaluate that, and so on: the tokens are those of
+ * spk_session_eval and spk_sampler_next in turn.  On a GPU the next step runs while on_token is called, and waits only for
+ * one that takes longer than a step.
+ *
+ * The last token chosen has not been evaluated, all others have, whatever ended the generation: a chat goes on by giving it
+ * as the first of the next input.  A token that finds the context full is the last one, with SPK_E_LIMIT unless it ends
+ * the generation anyway; SPK_E_LIMIT, too, and nothing is evaluated, where the input alone is too long.
+ * SPK_E_USAGE for no input or an id >= vocab; SPK_E_NONFINITE where a logit is NaN or infinite, of which a GPU sees only
+ * the largest. */
+SPK_MUST_CHECK spk_status spk_session_generate(spk_session *session, const uint32_t *tokens, uint32_t count,
+                                               const spk_generation *generation, spk_error *err);
 
 #endif

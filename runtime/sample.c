@@ -1,29 +1,45 @@
-/* runtime/sample.c - choosing a token from logits.
+/* runtime/sample.c - choosing a token from logits, as kernels/sampling.h defines it.
  *
- * Candidates leave a heap in descending order, so that only as many are ordered as the limits let through.  Sums are
- * doubles in a fixed order: a seed gives the same tokens everywhere that the logits are the same.
+ * Candidates are counted and weighed by buckets of distance.  A running count or weight passes its target in one bucket, and
+ * only that bucket's candidates are ordered: three times at most, for top-k, top-p and the draw.
  */
-#include "runtime/runtime.h"
+#include "runtime/sample_internal.h"
 
+#include <float.h>
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
+/* A vocabulary's distances, and what each bucket holds; memory is the caller's scratch. */
 typedef struct {
-    float    logit;
-    uint32_t id;
-} candidate;
+    uint64_t *weights;        /* [SPK_SAMPLING_BUCKETS] */
+    uint64_t *members;        /* [vocab], of one bucket: distance, then id */
+    uint32_t *counts;         /* [SPK_SAMPLING_BUCKETS] */
+    uint32_t *distances;      /* [vocab] */
+    uint32_t  vocab_size;
+} candidates;
 
-size_t spk_sampler_scratch_bytes(uint32_t vocab_size) { return (size_t)vocab_size * sizeof(candidate); }
+size_t spk_sampler_scratch_bytes(uint32_t vocab_size) {
+    return SPK_SAMPLING_BUCKETS * (sizeof(uint64_t) + sizeof(uint32_t)) + (size_t)vocab_size * (sizeof(uint64_t) + sizeof(uint32_t));
+}
 
 spk_sampler spk_sampler_start(const spk_sampler_options *options) {
     return (spk_sampler){ .options = *options, .state = options->seed };
 }
 
-/* splitmix64: uniform in [0, 1) with 53 bits. */
-static double next_uniform(uint64_t *state) {
-    uint64_t z = (*state += UINT64_C(0x9E3779B97F4A7C15));
-    z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
-    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
+spk_sampling spk_sampler_plan(const spk_sampler *sampler) {
+    const spk_sampler_options *o = &sampler->options;
+    double scale = 1.4426950408889634 / (double)o->temperature;
+    bool has_top_p = o->top_p < 1.0f;
+    double least = o->min_p > 0.0f ? -log2((double)o->min_p) : SPK_SAMPLING_OCTAVES;
+    return (spk_sampling){
+        .scale = scale < (double)FLT_MAX ? (float)scale : FLT_MAX,
+        .top_k = o->top_k > 0 ? o->top_k : UINT32_MAX,
+        .top_p = has_top_p && o->top_p > 0.0f ? (uint64_t)((double)o->top_p * 0x1p64) : 0,
+        .has_top_p = has_top_p,
+        .distance_max = least >= SPK_SAMPLING_OCTAVES ? SPK_SAMPLING_NO_CANDIDATE
+                      : least <= 0.0 ? 0 : (uint32_t)(least * (1 << SPK_SAMPLING_FRACTION_BITS)),
+        .state = sampler->state };
 }
 
 static uint32_t argmax(const float *logits, uint32_t count) {
@@ -33,69 +49,86 @@ static uint32_t argmax(const float *logits, uint32_t count) {
     return best;
 }
 
-/* Higher logit first, then lower id. */
-static bool precedes(candidate a, candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
-
-static void sift_down(candidate *heap, uint32_t count, uint32_t at) {
-    candidate moving = heap[at];
-    for (uint32_t child; (child = 2 * at + 1) < count; at = child) {
-        if (child + 1 < count && precedes(heap[child + 1], heap[child])) child++;
-        if (!precedes(heap[child], moving)) break;
-        heap[at] = heap[child];
+static candidates measure(const float *logits, uint32_t vocab_size, float best, float scale, void *scratch) {
+    candidates c = { .vocab_size = vocab_size };
+    c.weights = scratch;
+    c.members = c.weights + SPK_SAMPLING_BUCKETS;
+    c.counts = (uint32_t *)(c.members + vocab_size);
+    c.distances = c.counts + SPK_SAMPLING_BUCKETS;
+    memset(c.weights, 0, SPK_SAMPLING_BUCKETS * sizeof *c.weights);
+    memset(c.counts, 0, SPK_SAMPLING_BUCKETS * sizeof *c.counts);
+    for (uint32_t i = 0; i < vocab_size; i++) c.distances[i] = spk_sampling_distance(best, logits[i], scale);
+    for (uint32_t i = 0; i < vocab_size; i++) {
+        if (c.distances[i] == SPK_SAMPLING_NO_CANDIDATE) continue;
+        uint32_t bucket = c.distances[i] >> SPK_SAMPLING_BUCKET_BITS;
+        c.weights[bucket] += spk_sampling_weight(c.distances[i]);
+        c.counts[bucket]++;
     }
-    heap[at] = moving;
+    return c;
 }
 
-/* Takes the best out of a heap of *count; it ends up behind the heap's new end. */
-static candidate pop(candidate *heap, uint32_t *count) {
-    candidate best = heap[0];
-    heap[0] = heap[--*count];
-    heap[*count] = best;
-    sift_down(heap, *count, 0);
-    return best;
+/* A candidate, with count and weight of all up to it. */
+typedef struct {
+    uint64_t count, weight;
+    uint32_t id;
+} place;
+
+static place all_of(const candidates *c) {
+    place all = { 0 };
+    for (uint32_t b = 0; b < SPK_SAMPLING_BUCKETS; b++) {
+        all.count += c->counts[b];
+        all.weight += c->weights[b];
+    }
+    return all;
 }
 
-/* Weight of a candidate relative to the best one. */
-static double weight_of(candidate c, float best, float temperature) {
-    return exp(((double)c.logit - (double)best) / (double)temperature);
+static int ascending(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* The first candidate at which the running count or weight is larger than target, which is less than that of all. */
+static place find(const candidates *c, bool by_weight, uint64_t target) {
+    place at = { 0 };
+    uint32_t bucket = 0, member_count = 0;
+    while ((by_weight ? at.weight + c->weights[bucket] : at.count + c->counts[bucket]) <= target) {
+        at.count += c->counts[bucket];
+        at.weight += c->weights[bucket++];
+    }
+    for (uint32_t i = 0; i < c->vocab_size; i++)
+        if (c->distances[i] >> SPK_SAMPLING_BUCKET_BITS == bucket) c->members[member_count++] = (uint64_t)c->distances[i] << 32 | i;
+    qsort(c->members, member_count, sizeof *c->members, ascending);
+    for (uint32_t i = 0; (by_weight ? at.weight : at.count) <= target; i++) {
+        at.count++;
+        at.weight += spk_sampling_weight((uint32_t)(c->members[i] >> 32));
+        at.id = (uint32_t)c->members[i];
+    }
+    return at;
+}
+
+static uint64_t weight_within(const candidates *c, uint32_t distance_max) {
+    uint64_t weight = 0;
+    for (uint32_t i = 0; i < c->vocab_size; i++)
+        if (c->distances[i] <= distance_max) weight += spk_sampling_weight(c->distances[i]);
+    return weight;
 }
 
 uint32_t spk_sampler_next(spk_sampler *sampler, const float *logits, uint32_t vocab_size, void *scratch) {
-    const spk_sampler_options *o = &sampler->options;
     uint32_t best = argmax(logits, vocab_size);
     if (!isfinite(logits[best])) return SPK_TOKEN_NONE;
-    if (!(o->temperature > 0.0f)) return best;
-    candidate *heap = scratch;
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < vocab_size; i++)
-        if (logits[i] > -INFINITY) heap[count++] = (candidate){ logits[i], i };   /* NaN fails the comparison too */
-    bool is_limited = o->top_k > 0 || o->top_p < 1.0f || o->min_p > 0.0f;
-    if (is_limited)
-        for (uint32_t i = count / 2; i-- > 0;) sift_down(heap, count, i);
-
-    /* top-k: the k best, now at the array's end in descending order from the back. */
-    uint32_t total = count, left = count, taken_max = o->top_k && o->top_k < count ? o->top_k : count;
-    double sum = 0.0;
-    if (taken_max < total) {
-        for (uint32_t i = 0; i < taken_max; i++) sum += weight_of(pop(heap, &left), logits[best], o->temperature);
-    } else {
-        for (uint32_t i = 0; i < total; i++) sum += weight_of(heap[i], logits[best], o->temperature);
+    if (spk_sampler_is_greedy(sampler)) return best;
+    const spk_sampling s = spk_sampler_plan(sampler);
+    const candidates c = measure(logits, vocab_size, logits[best], s.scale, scratch);
+    place all = all_of(&c);
+    uint64_t kept = s.top_k < all.count ? find(&c, false, s.top_k - 1).weight : all.weight;
+    if (s.has_top_p) {
+        uint64_t target = spk_sampling_share(s.top_p, kept);
+        kept = find(&c, true, target > 0 ? target - 1 : 0).weight;
     }
-    /* top-p and min-p: a prefix of the descending order.  Without limits all are kept, in whatever order. */
-    double kept = is_limited ? 0.0 : sum;
-    uint32_t kept_count = is_limited ? 0 : total;
-    while (is_limited && kept_count < taken_max && (kept_count == 0 || kept < (double)o->top_p * sum)) {
-        candidate c = taken_max < total ? heap[total - 1 - kept_count] : pop(heap, &left);
-        double weight = weight_of(c, logits[best], o->temperature);
-        if (kept_count > 0 && weight < (double)o->min_p) break;
-        kept += weight;
-        kept_count++;
+    if (s.distance_max != SPK_SAMPLING_NO_CANDIDATE) {
+        uint64_t within = weight_within(&c, s.distance_max);
+        if (within < kept) kept = within;
     }
-    double draw = next_uniform(&sampler->state) * kept;
-    for (uint32_t i = 0; i < kept_count; i++) {
-        candidate c = heap[total - 1 - i];
-        draw -= weight_of(c, logits[best], o->temperature);
-        if (draw < 0.0) return c.id;
-    }
-    return heap[total - kept_count].id;
+    sampler->state += SPK_SAMPLING_STATE_STEP;
+    return find(&c, true, spk_sampling_share(spk_sampling_random(sampler->state), kept)).id;
 }

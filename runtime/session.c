@@ -1,9 +1,10 @@
-/* runtime/session.c - creating, resetting and feeding a session.
+/* runtime/session.c - creating, resetting and feeding a session, and generating from it.
  *
  * All memory is allocated when the session is created: a state block (KV caches for the whole context, GDN states) and a
  * scratch block for one batch.  Evaluation allocates nothing and cannot fail once it has begun.
  */
 #include "runtime/session_internal.h"
+#include "runtime/tool.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -138,9 +139,11 @@ spk_status spk_session_create(const spk_model *model, const spk_session_options 
     session->context_tokens = options->context_tokens;
     session->batch_tokens = batch < options->context_tokens ? batch : options->context_tokens;
     spk_status status;
-    if (model->gpu != NULL) {
+    if (options->kv_q8 && model->gpu == NULL) {
+        status = spk_fail(err, SPK_E_UNSUPPORTED, "a KV cache of q8: only the cuda backend has one");
+    } else if (model->gpu != NULL) {
         status = spk_gpu_session_create(model, model->gpu, options->context_tokens, SPK_FUSE_ALL & ~options->fusions_off,
-                                        &session->gpu, err);
+                                        options->kv_q8, &session->gpu, err);
     } else {
         status = spk_pool_create(model->thread_count, &session->pool, err);
         if (status == SPK_OK) status = allocate(session, err);
@@ -198,14 +201,19 @@ static spk_status check_tokens(const spk_session *session, const uint32_t *token
     return SPK_OK;
 }
 
+static spk_status reset_if_needed(spk_session *session, spk_error *err) {
+    if (session->needs_reset) SPK_TRY(spk_gpu_reset(session->gpu, err));
+    session->needs_reset = false;
+    return SPK_OK;
+}
+
 spk_status spk_session_eval(spk_session *session, const uint32_t *tokens, uint32_t count, spk_logits which,
                             float *logits, spk_error *err) {
     uint32_t vocab = session->model->config.vocab_size;
     SPK_TRY(check_tokens(session, tokens, count, err));
     if (count == 0) return SPK_OK;
     if (session->gpu != NULL) {
-        if (session->needs_reset) SPK_TRY(spk_gpu_reset(session->gpu, err));
-        session->needs_reset = false;
+        SPK_TRY(reset_if_needed(session, err));
         SPK_TRY(spk_gpu_eval(session->gpu, session->position, tokens, count, which, logits, err));
         session->position += count;
         return SPK_OK;
@@ -222,4 +230,54 @@ spk_status spk_session_eval(spk_session *session, const uint32_t *tokens, uint32
         done += step;
     }
     return SPK_OK;
+}
+
+/* ---- Generation ---- */
+
+/* Of the last token of tokens[count]; no token can be drawn from a NaN. */
+static spk_status checked_logits(spk_session *session, const uint32_t *tokens, uint32_t count, float *logits, spk_error *err) {
+    SPK_TRY(spk_session_eval(session, tokens, count, SPK_LOGITS_LAST, logits, err));
+    return spk_tool_logits_check(session->model->path, session->position - 1, logits, session->model->config.vocab_size, err);
+}
+
+static spk_status generate_on_cpu(spk_session *session, const uint32_t *tokens, uint32_t count, const spk_generation *g,
+                                  spk_error *err) {
+    static const spk_sampler_options likeliest = { .temperature = 0 };
+    uint32_t vocab = session->model->config.vocab_size;
+    spk_sampler greedy = spk_sampler_start(&likeliest), *sampler = g->sampler != NULL ? g->sampler : &greedy;
+    float *logits = malloc(vocab * sizeof *logits);
+    void *scratch = malloc(spk_sampler_scratch_bytes(vocab));
+    spk_status status = logits == NULL || scratch == NULL ? spk_fail(err, SPK_E_MEMORY, "out of memory for a vocabulary of %u", vocab)
+                                                          : checked_logits(session, tokens, count, logits, err);
+    for (uint32_t i = 0; status == SPK_OK; i++) {
+        uint32_t token = spk_sampler_next(sampler, logits, vocab, scratch);
+        if (!g->on_token(g->context, token) || i + 1 == g->token_limit) break;
+        status = checked_logits(session, &token, 1, logits, err);
+    }
+    free(logits);
+    free(scratch);
+    return status;
+}
+
+static spk_status generate_on_gpu(spk_session *session, const uint32_t *tokens, uint32_t count, const spk_generation *g,
+                                  spk_error *err) {
+    uint32_t begin = session->position, token = tokens[count - 1];
+    bool stopped = false;
+    if (count > 1) SPK_TRY(spk_session_eval(session, tokens, count - 1, SPK_LOGITS_NONE, NULL, err));
+    SPK_TRY(reset_if_needed(session, err));
+    SPK_TRY(spk_gpu_generate(session->gpu, &session->position, &token, g, &stopped, err));
+    if (token == SPK_TOKEN_NONE)
+        return spk_fail(err, SPK_E_NONFINITE, "%s: position %u: the largest logit is not a finite number", session->model->path,
+                        session->position - 1);
+    bool is_done = stopped || session->position - begin - (count - 1) == g->token_limit;
+    return is_done ? SPK_OK : check_tokens(session, &token, 1, err);     /* the context is full */
+}
+
+spk_status spk_session_generate(spk_session *session, const uint32_t *tokens, uint32_t count, const spk_generation *generation,
+                                spk_error *err) {
+    if (count == 0) return spk_fail(err, SPK_E_USAGE, "no token to go on from: at least one is needed");
+    SPK_TRY(check_tokens(session, tokens, count, err));
+    if (generation->token_limit == 0) return spk_session_eval(session, tokens, count, SPK_LOGITS_NONE, NULL, err);
+    return session->gpu != NULL ? generate_on_gpu(session, tokens, count, generation, err)
+                                : generate_on_cpu(session, tokens, count, generation, err);
 }

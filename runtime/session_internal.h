@@ -66,6 +66,10 @@ struct spk_session {
     spk_layer_state *layers;
     double          *inverse_frequency; /* [rope_dim/2] */
     spk_scratch      s;
+    /* For tests, NULL otherwise: called after each layer of a batch, when the residual stream is s.x + s.delta and s.expert
+     * the layer's choice.  Both vectors may be changed. */
+    void           (*observe)(spk_session *session, uint32_t layer, uint32_t token_count, void *context);
+    void            *observe_context;
     bool             needs_reset;   /* of the GPU session */
     spk_gpu_session *gpu;           /* set: everything above but the counts is unused */
 };

@@ -27,6 +27,31 @@ spk_status spk_tool_backend(const char *option, const char *text, spk_backend *o
     return spk_fail(err, SPK_E_USAGE, "%s '%s': expected auto, cpu, ref or cuda", option, text);
 }
 
+spk_status spk_tool_fusions(const char *option, const char *list, uint32_t *out, spk_error *err) {
+    static const struct { const char *name; uint32_t bits; } fusions[] = {
+        { "router", SPK_FUSE_ROUTER }, { "addnorm3", SPK_FUSE_ADDNORM3 }, { "shexp", SPK_FUSE_SHEXP },
+        { "gdn-conv", SPK_FUSE_GDN_CONV }, { "gdn-core", SPK_FUSE_GDN_CORE }, { "all", SPK_FUSE_ALL } };
+    uint32_t bits = 0;
+    for (const char *word = list;; word++) {
+        size_t length = strcspn(word, ","), i = 0, count = sizeof fusions / sizeof *fusions;
+        while (i < count && (strlen(fusions[i].name) != length || memcmp(fusions[i].name, word, length) != 0)) i++;
+        if (i == count)
+            return spk_fail(err, SPK_E_USAGE, "%s '%.*s': expected router, addnorm3, shexp, gdn-conv, gdn-core or all", option,
+                            (int)(length < 24 ? length : 24), word);
+        bits |= fusions[i].bits;
+        word += length;
+        if (*word == '\0') break;
+    }
+    *out = bits;
+    return SPK_OK;
+}
+
+spk_status spk_tool_kv(const char *option, const char *text, bool *out_q8, spk_error *err) {
+    *out_q8 = strcmp(text, "q8") == 0;
+    if (*out_q8 || strcmp(text, "f16") == 0) return SPK_OK;
+    return spk_fail(err, SPK_E_USAGE, "%s '%s': expected f16 or q8", option, text);
+}
+
 spk_status spk_tool_tokens(const char *where, const char *text, size_t size_bytes, uint32_t vocab_size, uint32_t **out,
                            size_t *out_count, spk_error *err) {
     static const char separators[] = " \t\r\n,";

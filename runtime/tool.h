@@ -18,8 +18,14 @@
 /* For main(): a closed pipe is a write error like any other, and what ends the process removes unfinished outputs. */
 void spk_tool_signals(void);
 
-/* "auto", "cpu" or "ref"; else SPK_E_USAGE naming the option. */
+/* "auto", "cpu", "ref" or "cuda"; else SPK_E_USAGE naming the option. */
 SPK_MUST_CHECK spk_status spk_tool_backend(const char *option, const char *text, spk_backend *out, spk_error *err);
+
+/* spk_fusion bits of names with commas: router, addnorm3, shexp, gdn-conv, gdn-core, or all; else SPK_E_USAGE naming the
+ * option and the word. */
+SPK_MUST_CHECK spk_status spk_tool_fusions(const char *option, const char *list, uint32_t *out, spk_error *err);
+/* "f16" or "q8"; else SPK_E_USAGE naming the option. */
+SPK_MUST_CHECK spk_status spk_tool_kv(const char *option, const char *text, bool *out_q8, spk_error *err);
 
 /* Token ids in decimal, separated by white space or commas; SPK_E_CORRUPT names `where` and the position in the list of
  * anything else and of an id >= vocab_size.  text[size_bytes] is NUL.  The caller frees *out with free(). */

@@ -1,16 +1,25 @@
 /* tests/checkkern.c - every kernel against the reference, and the reference against double arithmetic.
  *
- *   checkkern [--seed N] [--bench]
+ *   checkkern [--seed N] [--bench] [--cuda]
  *
  * Prints `ok NAME` or `FAIL NAME` for each operation and, after a failure, the parameters that caused it.  --bench then
- * times those that passed, and only those.  Where the CPU has no fast table that is said in a SKIP line, and the
- * reference is checked alone.
+ * times those that passed, and only those.  --cuda leaves the CPU's tables out.  Where the CPU has no fast table, or there is
+ * no GPU, that is said in a SKIP line.
  */
-#include "tests/checkkern_common.h"
 #include "tests/checkkern_matmul.h"
 #include "tests/checkkern_ops.h"
 #include "tests/checkkern_sequence.h"
 #include "tests/checkkern_bench.h"
+#include "tests/checkkern_cuda_bench.h"
+
+/* One op: `ok NAME` or `FAIL NAME`; true if it passed, which is what --bench asks. */
+static bool report(const char *name, int failures_before) {
+    bool passed = check_failures == failures_before;
+    printf("%-4s %s\n", passed ? "ok" : "FAIL", name);
+    fflush(stdout);
+    failures_of_op = 0;
+    return passed;
+}
 
 /* A table whose slot is the same function as one already checked is not checked again. */
 static void check_products_of_all_types(const spk_kernels *ref, const spk_kernels *table, const spk_kernels *checked,
@@ -72,22 +81,7 @@ static void check_reference(const spk_kernels *ref, passed_ops *passed) {
     if (spk_kernels_avx2() == NULL) check_products_of_all_types(ref, NULL, NULL, passed);
 }
 
-int main(int argc, char **argv) {
-    bool is_bench = false;
-    for (int i = 1; i < argc; i++) {
-        char *end = argv[i];
-        if (strcmp(argv[i], "--bench") == 0) {
-            is_bench = true;
-            continue;
-        }
-        if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) seed = strtoull(argv[++i], &end, 10);
-        if (end == argv[i] || *end != '\0') {
-            fprintf(stderr, "usage: checkkern [--seed N] [--bench]\n");
-            return 2;
-        }
-    }
-    printf("seed %llu\n", (unsigned long long)seed);
-    random_state = seed;
+static int check_cpu(bool is_bench) {
     const spk_kernels *ref = spk_kernels_ref(), *avx2 = spk_kernels_avx2(), *vnni = spk_kernels_vnni();
     passed_ops passed[3] = { 0 };
     check_reference(ref, &passed[0]);
@@ -103,5 +97,51 @@ int main(int argc, char **argv) {
         SKIP("this CPU or build has no VNNI table");
     if (is_bench && avx2 != NULL && bench(avx2, &passed[1]) != 0) return 1;
     if (is_bench && vnni != NULL && bench(vnni, &passed[2]) != 0) return 1;
+    return 0;
+}
+
+static void check_cuda(bool is_bench) {
+    spk_cuda *cuda;
+    spk_error err = { 0 };
+    device_case t;
+    bool passed[CUDA_CHECK_COUNT];
+    if (spk_cuda_open(&cuda, &err) != SPK_OK) {
+        SKIP(err.text);
+        return;
+    }
+    device_open(&t, cuda);
+    for (int i = 0; i < CUDA_CHECK_COUNT; i++) {
+        int before = check_failures;
+        double start = now_s();
+        cuda_checks[i].check(&t, false);
+        passed[i] = report(cuda_checks[i].name, before);
+        fprintf(stderr, "  %.1f s\n", now_s() - start);
+    }
+    if (is_bench) bench_cuda(&t, passed);
+    device_close(&t);
+}
+
+int main(int argc, char **argv) {
+    bool is_bench = false, is_cuda_only = false;
+    for (int i = 1; i < argc; i++) {
+        char *end = argv[i];
+        if (strcmp(argv[i], "--bench") == 0) {
+            is_bench = true;
+            continue;
+        }
+        if (strcmp(argv[i], "--cuda") == 0) {
+            is_cuda_only = true;
+            continue;
+        }
+        if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) seed = strtoull(argv[++i], &end, 10);
+        if (end == argv[i] || *end != '\0') {
+            fprintf(stderr, "usage: checkkern [--seed N] [--bench] [--cuda]\n");
+            return 2;
+        }
+    }
+    printf("seed %llu\n", (unsigned long long)seed);
+    random_state = seed;
+    if (!is_cuda_only && check_cpu(is_bench) != 0) return 1;
+    check_cuda(is_bench);
     return CHECK_EXIT();
 }

@@ -112,7 +112,7 @@ static void bench_one_matmul(const spk_kernels *table, const spk_type_info *info
     uint64_t unit_bytes = spk_layout_unit_bytes(layout, type, cols);
     uint64_t size_bytes = unit_bytes * spk_layout_unit_count(layout, type, rows, cols);
     uint8_t *data = must(aligned_alloc(4096, (size_bytes + 4095) / 4096 * 4096));
-    if (!info->is_quantized) fill_float_weights(type, W_RANDOM, data, rows * cols);
+    if (!info->is_quantized) fill_float_weights(type, W_RANDOM, data, rows * cols, &random_state);
     for (uint64_t i = 0; info->is_quantized && i + 8 <= size_bytes; i += 8) {
         /* Bytes below 0x40 keep every factor finite, whatever they are part of. */
         uint64_t r = check_random(&random_state) & UINT64_C(0x3f3f3f3f3f3f3f3f);
@@ -199,7 +199,7 @@ static void bench_sequence(const spk_kernels *table, const passed_ops *passed, s
                              GDN_HEADS, 8, gdn_pieces, &b };
     fill(X_RANDOM, b.vectors, 512);
     for (int p = 0; p < pool_count; p++) {
-        fill_float_weights(SPK_TYPE_F16, W_RANDOM, b.memory, cache_bytes / 2);
+        fill_float_weights(SPK_TYPE_F16, W_RANDOM, b.memory, cache_bytes / 2, &random_state);
         double read = bench_read(b.memory, cache_bytes, pools[p]);
         if (passed->attend) bench_print(&attend, table->name, pools[p], read);
         memset(b.memory, 0, state_count * 4);         /* halves are not states */

@@ -1,4 +1,4 @@
-/* tests/checkkern_common.h - guarded buffers, comparison and reporting of the kernel checker.
+/* tests/checkkern_common.h - patterns, comparison and failures of the kernel checker.
  *
  * A tolerance is derived in a comment at the comparison that uses it.  In them u = 2^-24, the largest relative error
  * of one F32 rounding, and FLOOR the absolute error that underflow may add.
@@ -39,53 +39,12 @@ static int      failures_of_op;
         }                                                                                         \
     } while (0)
 
-/* One op: `ok NAME` or `FAIL NAME`; true if it passed, which is what --bench asks. */
-static bool report(const char *name, int failures_before) {
-    bool passed = check_failures == failures_before;
-    printf("%-4s %s\n", passed ? "ok" : "FAIL", name);
-    fflush(stdout);
-    failures_of_op = 0;
-    return passed;
-}
-
 static void *must(void *block) {
     if (block == NULL) {
         fprintf(stderr, "checkkern: out of memory\n");
         exit(1);
     }
     return block;
-}
-
-/* Poisoned bytes with poisoned guards on both sides; data is 64-byte aligned. */
-typedef struct {
-    uint8_t *block, *data;
-    size_t   size_bytes;
-} guarded;
-
-static guarded guarded_new(size_t size_bytes) {
-    size_t whole = (size_bytes + 2 * GUARD_BYTES + 63) / 64 * 64;
-    guarded g = { .block = must(aligned_alloc(64, whole)), .size_bytes = size_bytes };
-    memset(g.block, POISON, whole);
-    g.data = g.block + GUARD_BYTES;
-    return g;
-}
-
-static float *guarded_floats(const guarded *g) { return (float *)(void *)g->data; }
-
-static bool guards_hold(const guarded *g) {
-    for (size_t i = 0; i < GUARD_BYTES; i++)
-        if (g->block[i] != POISON || g->data[g->size_bytes + i] != POISON) return false;
-    return true;
-}
-
-static void guarded_free(guarded *g) {
-    EXPECT(guards_hold(g), "wrote outside its output");
-    free(g->block);
-}
-
-/* Inputs end where their allocation ends, so that the sanitizer sees a read too far. */
-static float *new_floats(size_t count) {
-    return must(aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64));
 }
 
 static bool is_poison(float f) {
@@ -101,9 +60,11 @@ static void near(const char *what, uint64_t index, double got, double want, doub
 
 /* Input patterns: adversarial ones first. */
 typedef enum {
-    X_ZERO, X_HUGE_AMONG_TINY, X_SUBNORMAL, X_LARGE, X_ALTERNATING, X_RANDOM, X_PATTERN_COUNT
+    X_ZERO, X_HUGE_AMONG_TINY, X_SUBNORMAL, X_LARGE, X_ALTERNATING, X_RANDOM, X_PATTERN_COUNT,
+    X_CODES = X_PATTERN_COUNT,     /* int8 holds it exactly: groups of 32 integers times a power of two, 127 among them */
+    X_ONE_HOT
 } x_pattern;
-static const char *const x_names[] = { "zero", "huge-among-tiny", "subnormal", "large", "alternating", "random" };
+static const char *const x_names[] = { "zero", "huge-among-tiny", "subnormal", "large", "alternating", "random", "codes", "one-hot" };
 
 static void fill(x_pattern pattern, float *x, uint64_t n) {
     uint64_t huge = n != 0 ? check_random(&random_state) % n : 0;
@@ -115,6 +76,8 @@ static void fill(x_pattern pattern, float *x, uint64_t n) {
         case X_SUBNORMAL: x[i] = 1e-40f * r; break;
         case X_LARGE: x[i] = 1e17f * sign; break;
         case X_ALTERNATING: x[i] = sign; break;
+        case X_CODES: x[i] = ldexpf(i % 32 == 7 ? 127 * sign : truncf(127 * r), (int)(i / 32 % 9) - 6); break;
+        case X_ONE_HOT: x[i] = i == huge ? sign : 0; break;
         default: x[i] = r; break;
         }
     }

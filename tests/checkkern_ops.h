@@ -7,7 +7,7 @@
 #ifndef SPK_CHECKKERN_OPS_H
 #define SPK_CHECKKERN_OPS_H
 
-#include "tests/checkkern_common.h"
+#include "tests/checkkern_guarded.h"
 
 #define SIGMOID_ERROR (4 * U)
 #define SILU_ERROR    (5 * U)

@@ -2,7 +2,6 @@
 #ifndef SPK_CHECKKERN_SEQUENCE_H
 #define SPK_CHECKKERN_SEQUENCE_H
 
-#include "tests/checkkern_common.h"
 #include "tests/checkkern_ops.h"
 
 /* ---- Attention ---- */

@@ -14,7 +14,7 @@ field() { sed -n "s/^[[:space:]]*\"$1\":[[:space:]]*\([^,]*\),\{0,1\}$/\1/p" "$d
 holds() { awk "BEGIN { exit !($1) }"; }
 says() { grep -qF -- "$1" "$dir/out" "$dir/err"; }
 
-bench --contexts 5,17 --tokens 4 --prompt 20 --repeats 2 --threads 2 --json "$dir/report" $original $model
+bench --backend cpu --contexts 5,17 --tokens 4 --prompt 20 --repeats 2 --threads 2 --json "$dir/report" $original $model
 check "two models are measured" '[ $rc -eq 0 ] && says "$original" && says "$model" && says "second / first"'
 check "machine, threads and version are named" 'says "2 threads" && says "$("$SPK_BIN/spk-bench" --version | sed s/-bench//)" && says "read bandwidth"'
 check "both contexts have a row" '[ "$(grep -c "^  decode @5 " "$dir/out")" = 2 ] && [ "$(grep -c "^  decode @17 " "$dir/out")" = 2 ] && [ "$(field context 2)" = 17 ]'
@@ -27,9 +27,10 @@ check "the median of two is their mean" \
 check "packs are told from GGUF files, and the state has a size" '[ "$(field pack)" = false ] && [ "$(field pack 2)" = false ] && holds "$(field state_bytes) > 0"'
 "$SPK_BIN/spk-pack" --quiet $model "$dir/model.spk" >/dev/null
 cp "$dir/report" "$dir/first"
-bench --contexts 2 --tokens 1 --prompt 1 --repeats 1 --json "$dir/report" "$dir/model.spk"
+bench --backend cpu --contexts 2 --tokens 1 --prompt 1 --repeats 1 --json "$dir/report" "$dir/model.spk"
 check "a pack is one" '[ $rc -eq 0 ] && [ "$(field pack)" = true ]'
 cp "$dir/first" "$dir/report"
+check "weights and state are told apart" 'says "a token)" && grep -qE "^  state +[0-9.]+ [kMG]?B, caches and scratch for 3 tokens" "$dir/out"'
 check "no number is missing or beyond JSON" '! grep -qiE "null|nan|inf" "$dir/report"'
 
 refuses() { check "refuses $1" "[ \$rc -eq $2 ] && [ \"\$(wc -l <\"\$dir/err\")\" = 1 ] && says \"$3\""; }
@@ -45,6 +46,16 @@ bench --repeats 0 $model
 refuses "no repeats" 2 "--repeats"
 bench "$dir/nowhere.spk"
 refuses "a missing model" 1 "nowhere.spk"
+bench --ab router,nonsense $model
+refuses "a switch that is none" 2 "--ab 'nonsense': expected router"
+bench --fuse nonsense $model
+refuses "a fused kernel that is none" 2 "--fuse 'nonsense': expected router"
+bench --kv q4 $model
+refuses "a cache of another type" 2 "--kv 'q4': expected f16 or q8"
+bench --ab all $model $model
+refuses "switches of two models" 2 "--ab takes one model, got 2"
+bench --ab all --backend cpu $model
+refuses "switches without a GPU" 1 "only cuda has fused kernels to leave out"
 bench --nonsense $model
 refuses "an unknown option" 2 "unknown option '--nonsense'"
 bench --threads 1025 $model

@@ -44,6 +44,10 @@ cp "$dir/report" "$dir/first"
 compare --text $text --ctx 64 --max-tokens 129 --threads 1 --json "$dir/report" $base $model $base $model
 check "threads change nothing" 'cmp -s "$dir/first" "$dir/report"'
 
+compare --text $text --max-tokens 100 --base-backend ref --backend cpu --json "$dir/report" $model $model
+check "a backend against another one differs, a little" \
+    '[ $rc -eq 0 ] && holds "$(field kl_mean) > 0 && $(field kl_mean) < 0.01" && says "ref backend)" && ! [ "$(field backend)" = "$(field backend 2)" ]'
+
 # ---- Windows and token lists ----
 "$SPK_BIN/spk-run" --tokenize --prompt-file $text $model 2>"$dir/err" | tr ' ' '\n' | head -n 129 >"$dir/tokens"
 compare --tokens "$dir/tokens" --ctx 64 --json "$dir/report" $base $model $base $model

@@ -33,6 +33,21 @@ cp "$dir/out" "$dir/text"
 run --prompt 'In the beginning' -n 4 $model
 check "ids and their text give the same" '[ $rc -eq 0 ] && cmp -s "$dir/text" "$dir/out"'
 
+# ---- Sampling ----
+sample=(--prompt 'In the beginning' -n 12 --temp 1.2 --top-k 50 --top-p 0.95 --min-p 0.01)
+run "${sample[@]}" --seed 5 $model
+cp "$dir/out" "$dir/text"
+run "${sample[@]}" --seed 5 --threads 1 $model
+check "a seed repeats" '[ $rc -eq 0 ] && cmp -s "$dir/text" "$dir/out"'
+run "${sample[@]}" --seed 6 $model
+check "another seed gives another text" '[ $rc -eq 0 ] && ! cmp -s "$dir/text" "$dir/out"'
+run --prompt 'In the beginning' -n 12 $model
+cp "$dir/out" "$dir/text"
+run --prompt 'In the beginning' -n 12 --temp 3 --top-k 1 --seed 9 $model
+check "the best of one is the best" '[ $rc -eq 0 ] && cmp -s "$dir/text" "$dir/out"'
+run --prompt 'In the beginning' -n 12 --fuse router,shexp --no-fuse gdn-core $model
+check "GPU switches change no text" '[ $rc -eq 0 ] && cmp -s "$dir/text" "$dir/out"'
+
 # ---- Context: the last token is not evaluated ----
 printf '17' >"$dir/one"
 run --tokens "$dir/one" --context 2 -n 2 $model
@@ -141,6 +156,12 @@ run --threads 1025 --prompt a $model
 refuses "too many threads" 2 "--threads '1025': expected a whole number from 1 to 1024"
 run --temp 1e-320 --prompt a -n 1 $model
 check "a tiny number is a number" '[ $rc -eq 0 ]'
+run --fuse router,nonsense --prompt a $model
+refuses "an unknown fusion" 2 "--fuse 'nonsense': expected router"
+run --no-fuse '' --prompt a $model
+refuses "no fusion" 2 "--no-fuse ''"
+run --kv q4 --prompt a $model
+refuses "an unknown cache type" 2 "--kv 'q4': expected f16 or q8"
 run --help
-check "help names every option" '[ $rc -eq 0 ] && for o in prompt prompt-file tokens chat context temp top-k top-p min-p seed backend threads verify tokenize logits json help version; do says "--$o" || false; done'
+check "help names every option" '[ $rc -eq 0 ] && for o in prompt prompt-file tokens chat context temp top-k top-p min-p seed backend threads kv fuse no-fuse verify tokenize logits json help version; do says "--$o" || false; done'
 exit $status

@@ -148,6 +148,32 @@ static void token_lists_are_strict(void) {
     }
 }
 
+static void fusions_go_by_their_names(void) {
+    static const struct { const char *list; uint32_t bits; } good[] = {
+        { "router", SPK_FUSE_ROUTER }, { "addnorm3,shexp", SPK_FUSE_ADDNORM3 | SPK_FUSE_SHEXP }, { "all", SPK_FUSE_ALL },
+        { "gdn-core,gdn-conv,gdn-core", SPK_FUSE_GDN_CONV | SPK_FUSE_GDN_CORE } };
+    static const struct { const char *list, *word; } bad[] = { { "", "" }, { "router,", "" }, { ",router", "" }, { "rout", "rout" },
+                                                               { "router,shexp2", "shexp2" }, { "router shexp", "router shexp" } };
+    spk_error err = { 0 };
+    uint32_t bits = 0;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        CHECK_OK(spk_tool_fusions("--fuse", good[i].list, &bits, &err), err);
+        CHECK(bits == good[i].bits, "'%s': %u", good[i].list, bits);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char expected[120];
+        CHECK(spk_tool_fusions("--fuse", bad[i].list, &bits, &err) == SPK_E_USAGE, "'%s'", bad[i].list);
+        (void)snprintf(expected, sizeof expected, "--fuse '%s': expected router, addnorm3, shexp, gdn-conv, gdn-core or all", bad[i].word);
+        CHECK(strcmp(err.text, expected) == 0, "%s", err.text);
+    }
+    bool is_q8 = false;
+    CHECK_OK(spk_tool_kv("--kv", "q8", &is_q8, &err), err);
+    CHECK(is_q8, "q8");
+    CHECK_OK(spk_tool_kv("--kv", "f16", &is_q8, &err), err);
+    CHECK(!is_q8, "f16");
+    CHECK(spk_tool_kv("--kv", "q4", &is_q8, &err) == SPK_E_USAGE && strcmp(err.text, "--kv 'q4': expected f16 or q8") == 0, "%s", err.text);
+}
+
 int main(void) {
     gb_make_dir(dir);
     RUN(every_part_of_a_split_model_is_an_input);
@@ -155,6 +181,7 @@ int main(void) {
     RUN(the_first_difference_of_two_tokenizers_is_named);
     RUN(a_logit_that_is_no_number_is_named);
     RUN(token_lists_are_strict);
+    RUN(fusions_go_by_their_names);
     gb_remove_dir(dir);
     return CHECK_EXIT();
 }

@@ -49,7 +49,7 @@ compile() {
     ${CC:-cc} -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Werror -pthread ${SPK_PEER_CFLAGS:-} -I. \
         -isystem "$peer/llama-src/include" -isystem "$peer/llama-src/ggml/include" "$1" "$(dirname "$3")/obj/libspk.a" \
         -o "$2" "$libs"/libllama.v*.so "$libs"/libggml.v*.so "$libs/libggml-base.so" -Wl,-rpath,"$libs" \
-        -lzstd -lxxhash -lpcre2-8 -lcjson -lm
+        $(cat "$(dirname "$3")/obj/link.text")
 }
 
 libs=$PWD/$peer/llama/bins/linux-x64

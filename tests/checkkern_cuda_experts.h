@@ -1,0 +1,492 @@
+/* tests/checkkern_cuda_experts.h - routed experts on the GPU: gate and up, weighted down, and a whole layer with and without its
+ * fusions.  Selection among ties is checkkern_cuda_router.h.
+ *
+ * Bounds beyond those of products: a weight of the softmax is e/sum, e = expf(l - top): the difference rounds once, u |l - top| in
+ * the exponent, and expf gives 4 u; the sum adds used_count of them.  routed: a term for each rank, weight times product, in
+ * order: (used + 3) u of the sum of sizes.
+ */
+#ifndef SPK_CHECKKERN_CUDA_EXPERTS_H
+#define SPK_CHECKKERN_CUDA_EXPERTS_H
+
+#include "tests/checkkern_cuda_gemv.h"
+
+enum { EXPERTS_MAX = 1024, USED_MAX = 64, EXPERT_ALIGN = 4096 };
+
+typedef struct {
+    const char *name;
+    uint32_t    hidden, ff, shared_ff, count, used;
+    uint32_t    gate_type, down_type, shared_type;      /* gate_type: of up too */
+    bool        is_full;
+} expert_spec;
+
+#define F32 SPK_TYPE_F32
+#define BF16 SPK_TYPE_BF16
+#define Q8 SPK_TYPE_Q8_0
+#define Q4K SPK_TYPE_Q4_K
+#define Q5K SPK_TYPE_Q5_K
+#define Q6K SPK_TYPE_Q6_K
+static const expert_spec expert_specs[] = {
+    { "12 top-4", 256, 256, 256, 12, 4, Q4K, Q5K, Q8, false },
+    { "12 top-4, narrow floats", 96, 32, 96, 12, 4, BF16, BF16, F32, false },
+    { "9 top-1", 512, 256, 0, 9, 1, Q6K, Q4K, 0, false },
+    { "16 top-16", 768, 256, 768, 16, 16, Q5K, Q6K, Q4K, false },
+    { "two tiles a row", 512, 1536, 1536, 12, 4, Q5K, Q8, Q6K, false },
+    { "tiles and floats", 512, 96, 256, 12, 4, Q8, BF16, Q8, false },
+    { "512 top-10", 256, 256, 256, 512, 10, Q4K, Q4K, Q4K, false },
+    { "1024 top-64", 256, 32, 0, 1024, 64, Q4K, F32, 0, false },
+    { "Qwen3.6", 2048, 512, 512, 256, 8, Q4K, Q5K, Q4K, true },
+    { "Qwen3.6 native", 2048, 512, 512, 256, 8, Q4K, Q6K, Q8, true },
+    { "Qwen3-30B", 2048, 768, 0, 128, 8, Q4K, Q6K, 0, true },
+    { "Qwen3-30B", 2048, 768, 0, 128, 8, Q4K, Q4K, 0, true },
+};
+#undef F32
+#undef BF16
+#undef Q8
+#undef Q4K
+#undef Q5K
+#undef Q6K
+
+typedef struct {
+    const expert_spec *spec;
+    spk_matrix gate, up, down, shared_gate, shared_up, shared_down;      /* of expert 0 */
+    uint64_t   stride_bytes;
+} expert_set;
+
+static spk_matrix expert_at(spk_matrix w, const expert_set *set, uint32_t expert) {
+    w.data += expert * set->stride_bytes;
+    return w;
+}
+
+static uint64_t matrix_bytes(uint32_t type, uint64_t rows, uint64_t cols) {
+    return spk_layout_unit_bytes(layout_of(type), type, cols) * spk_layout_unit_count(layout_of(type), type, rows, cols);
+}
+
+/* Per expert [gate and up, interleaved][down], as packs have them. */
+static expert_set put_experts(device_case *t, const expert_spec *spec) {
+    expert_set set = { .spec = spec };
+    const uint32_t gate_layout = layout_of(spec->gate_type), down_layout = layout_of(spec->down_type);
+    const uint64_t unit = spk_layout_unit_bytes(gate_layout, spec->gate_type, spec->hidden);
+    const uint64_t down_at = (2 * matrix_bytes(spec->gate_type, spec->ff, spec->hidden) + 127) / 128 * 128;
+    set.stride_bytes = (down_at + matrix_bytes(spec->down_type, spec->hidden, spec->ff) + EXPERT_ALIGN - 1) /
+                       EXPERT_ALIGN * EXPERT_ALIGN;
+    uint8_t *data = take_weights(t, set.stride_bytes * spec->count, EXPERT_ALIGN);
+    set.gate = (spk_matrix){ data, 2 * unit, spec->gate_type, gate_layout, spec->ff, spec->hidden };
+    set.up = (spk_matrix){ data + unit, 2 * unit, spec->gate_type, gate_layout, spec->ff, spec->hidden };
+    set.down = (spk_matrix){ data + down_at,  spk_layout_unit_bytes(down_layout, spec->down_type, spec->ff),
+                             spec->down_type, down_layout,
+                             spec->hidden,    spec->ff };
+    for (uint32_t e = 0; e < spec->count; e++) {
+        const spk_matrix w[3] = { expert_at(set.gate, &set, e), expert_at(set.up, &set, e), expert_at(set.down, &set, e) };
+        for (int i = 0; i < 3; i++) fill_matrix(t, &w[i], W_RANDOM);
+    }
+    if (spec->shared_ff != 0) {
+        put_pair(t, spec->shared_type, layout_of(spec->shared_type), spec->shared_ff, spec->hidden, W_RANDOM,
+                 &set.shared_gate, &set.shared_up);
+        set.shared_down = put_matrix(t, spec->shared_type, spec->hidden, spec->shared_ff, W_RANDOM);
+    }
+    return set;
+}
+
+/* ---- Routing ---- */
+
+typedef struct {
+    uint32_t choice[USED_MAX];
+    double   weight[USED_MAX], weight_error[USED_MAX];
+} selection;
+
+/* By the reference table's order; weights in double. */
+static selection select_of(const float *logits, uint32_t count, uint32_t used) {
+    selection s;
+    float rounded[USED_MAX];
+    double sum = 0, sum_error = 4;
+    spk_kernels_ref()->top_k(logits, count, used, s.choice, rounded);
+    for (uint32_t r = 0; r < used; r++) sum += s.weight[r] = exp((double)logits[s.choice[r]] - (double)logits[s.choice[0]]);
+    for (uint32_t r = 0; r < used; r++) {
+        s.weight[r] /= sum;
+        sum_error += s.weight[r] > 0 ? s.weight[r] * ((double)logits[s.choice[0]] - (double)logits[s.choice[r]]) : 0;
+    }
+    for (uint32_t r = 0; r < used; r++) {
+        double difference = s.weight[r] > 0 ? (double)logits[s.choice[0]] - (double)logits[s.choice[r]] : 0;
+        s.weight_error[r] = s.weight[r] * U * (difference + 4 + sum_error + used + 3) + 0x1p-126;
+    }
+    return s;
+}
+
+typedef struct {
+    spk_cuda_routing by_logits, by_choice;
+    selection        expected;
+} test_routing;
+
+/* Choice and weight are those of the reference. */
+static test_routing make_routing(device_case *t, const expert_spec *spec) {
+    test_routing r = { 0 };
+    float *d_logits = take_staged_as(t, spec->count, X_RANDOM), *logits = host_floats(t, d_logits);
+    for (uint32_t i = 0; i < spec->count; i++) logits[i] *= 8;
+    r.expected = select_of(logits, spec->count, spec->used);
+    uint32_t *d_choice = take(t, INPUT, spec->used * 4, 0);
+    float *d_weight = take_floats(t, INPUT, spec->used);
+    memcpy(host_of(t, d_choice), r.expected.choice, spec->used * 4);
+    for (uint32_t i = 0; i < spec->used; i++) host_floats(t, d_weight)[i] = (float)r.expected.weight[i];
+    r.by_logits = (spk_cuda_routing){ .logits = d_logits, .expert_count = spec->count, .used_count = spec->used };
+    r.by_choice = (spk_cuda_routing){
+        .choice = d_choice, .weight = d_weight, .expert_count = spec->count, .used_count = spec->used
+    };
+    return r;
+}
+
+/* ---- Gate and up ---- */
+
+static void check_up_case(device_case *t, const expert_set *set, uint32_t kind, bool has_rest, x_pattern pattern) {
+    const expert_spec *spec = set->spec;
+    DESCRIBE("experts_up %s hidden=%u ff=%u %s %s%s x=%s", spec->name, spec->hidden, spec->ff,
+             spk_type_name(spec->gate_type), source_kinds[kind].name, has_rest ? " two int8" : "", x_names[pattern]);
+    case_begin(t);
+    test_routing routing = make_routing(t, spec);
+    spk_cuda_experts_up up = { .source = make_source(t, &source_kinds[kind], spec->hidden, 0, has_rest, pattern),
+                               .routing = routing.by_logits,
+                               .gate = set->gate,
+                               .up = set->up,
+                               .expert_stride_bytes = set->stride_bytes,
+                               .h = take_floats(t, OUTPUT, (uint64_t)spec->used * spec->ff) };
+    up.source.x_out = NULL;
+    spk_cuda_experts_up chosen = up;
+    chosen.routing = routing.by_choice;
+    chosen.h = take_floats(t, OUTPUT, (uint64_t)spec->used * spec->ff);
+    case_record(t);
+    spk_cuda_launch_experts_up(t->cuda, &up);
+    spk_cuda_launch_experts_up(t->cuda, &chosen);
+    case_run(t, 1);
+    same_floats(t, "h by logits and by choice", up.h, chosen.h, (uint64_t)spec->used * spec->ff);
+    vector_bounds v = source_bounds(t, &up.source);
+    double *value = new_doubles(spec->ff), *error = new_doubles(spec->ff);
+    for (uint32_t r = 0; r < spec->used; r++) {
+        char what[32];
+        (void)snprintf(what, sizeof what, "h of rank %u", r);
+        const spk_matrix gate = expert_at(set->gate, set, routing.expected.choice[r]),
+                         wide = expert_at(set->up, set, routing.expected.choice[r]);
+        expect_pair(t, &gate, &wide, &v, has_rest, value, error);
+        near_floats(t, what, up.h + (uint64_t)r * spec->ff, value, error, spec->ff);
+    }
+    free(value), free(error);
+    bounds_free(&v);
+}
+
+/* ---- Down ---- */
+
+static void take_parts(device_case *t, spk_cuda_experts_down *down, uint32_t hidden) {
+    for (int p = 0; p < SPK_CUDA_DOWN_PARTS_MAX; p++) down->routed[p] = take_floats(t, OUTPUT, hidden);
+}
+/* The sum of the parts that a launch has, and nothing in the others. */
+static void check_parts(const device_case *t, const spk_cuda_experts_down *down, uint32_t parts, const double *value,
+                        const double *error) {
+    const uint64_t hidden = down->down.row_count;
+    for (uint64_t i = 0; i < hidden; i++) {
+        double sum = 0;
+        for (uint32_t p = 0; p < parts; p++) sum += (double)result_floats(t, down->routed[p])[i];
+        for (uint32_t p = parts; p < SPK_CUDA_DOWN_PARTS_MAX; p++)
+            EXPECT(is_poison(result_floats(t, down->routed[p])[i]), "part %u of %u written", p, parts);
+        if (fabs(value[i]) + error[i] <= (double)FLT_MAX) near("routed", i, sum, value[i], error[i]);
+    }
+}
+
+/* value, error [hidden] of the routed sum: h [used][ff] as the host has it. */
+static void expect_routed(device_case *t, const expert_set *set, const selection *s, const float *d_h, double *value,
+                          double *error) {
+    const expert_spec *spec = set->spec;
+    double *y = new_doubles(spec->hidden), *y_error = new_doubles(spec->hidden), *size = new_doubles(spec->hidden);
+    memset(value, 0, spec->hidden * sizeof *value);
+    memset(error, 0, spec->hidden * sizeof *error);
+    for (uint32_t r = 0; r < spec->used; r++) {
+        const spk_cuda_source source = { .x = d_h + (uint64_t)r * spec->ff, .count = spec->ff, .has_rest = 1 };
+        const spk_matrix down = expert_at(set->down, set, s->choice[r]);
+        vector_bounds v = source_bounds(t, &source);
+        expect_product(t, &down, &v, true, y, y_error);
+        for (uint32_t i = 0; i < spec->hidden; i++) {
+            value[i] += s->weight[r] * y[i];
+            error[i] += s->weight[r] * y_error[i] + s->weight_error[r] * (fabs(y[i]) + y_error[i]);
+            size[i] += s->weight[r] * (fabs(y[i]) + y_error[i]);
+        }
+        bounds_free(&v);
+    }
+    for (uint32_t i = 0; i < spec->hidden; i++) error[i] += (spec->used + 3) * (U * size[i] + FLOOR);
+    free(y), free(y_error), free(size);
+}
+
+static void check_shared_down(device_case *t, const expert_set *set, const spk_cuda_experts_down *down) {
+    const uint32_t hidden = set->spec->hidden;
+    const spk_cuda_source source = { .x = down->shared_h, .count = set->spec->shared_ff, .has_rest = 1 };
+    double logit = (double)*host_floats(t, down->shared_logit), gate = sigmoid_of(logit), gate_error = sigmoid_error(logit);
+    double *value = new_doubles(hidden), *error = new_doubles(hidden);
+    vector_bounds v = source_bounds(t, &source);
+    expect_product(t, &down->shared_down, &v, true, value, error);
+    for (uint32_t i = 0; i < hidden; i++) {
+        error[i] = gate * error[i] + (fabs(value[i]) + error[i]) * gate_error + U * fabs(value[i]) * gate + FLOOR;
+        value[i] *= gate;
+    }
+    near_floats(t, "shared", down->shared, value, error, hidden);
+    bounds_free(&v);
+    free(value), free(error);
+}
+
+/* Three launches: by logits, by choice, and (where there is one part) by logits into a residual sum. */
+typedef struct { spk_cuda_experts_down by_logits, by_choice, summed; } down_case;
+
+static down_case make_down(device_case *t, const expert_set *set, const test_routing *routing, bool has_shared,
+                           x_pattern pattern) {
+    const expert_spec *spec = set->spec;
+    down_case c = { .by_logits = { .routing = routing->by_logits,
+                                   .down = set->down,
+                                   .expert_stride_bytes = set->stride_bytes,
+                                   .h = take_staged_as(t, spec->used * spec->ff, pattern) } };
+    if (has_shared) {
+        float *d_logit = take_staged(t, 1);
+        *host_floats(t, d_logit) = pattern == X_ZERO ? -90.0f : 0.7f;
+        c.by_logits.shared_logit = d_logit;
+        c.by_logits.shared_h = take_staged_as(t, spec->shared_ff, pattern);
+        c.by_logits.shared_down = set->shared_down;
+    }
+    c.by_choice = c.summed = c.by_logits;
+    c.by_choice.routing = routing->by_choice;
+    spk_cuda_experts_down *const all[3] = { &c.by_logits, &c.by_choice, &c.summed };
+    for (int i = 0; i < 3; i++) {
+        take_parts(t, all[i], spec->hidden);
+        if (has_shared) all[i]->shared = take_floats(t, OUTPUT, spec->hidden);
+    }
+    c.summed.sum = take_floats(t, OUTPUT, spec->hidden);
+    c.summed.residual = pattern == X_RANDOM ? c.summed.sum : take_staged_as(t, spec->hidden, X_RANDOM);
+    if (pattern == X_RANDOM) fill(X_RANDOM, host_floats(t, c.summed.sum), spec->hidden);
+    return c;
+}
+
+/* residual + routed (+ shared), as an ADD kernel rounds it, and the parts not written. */
+static void check_sum(const device_case *t, const down_case *c) {
+    for (uint64_t i = 0; i < c->summed.down.row_count; i++) {
+        float sum = host_floats(t, c->summed.residual)[i] + result_floats(t, c->by_logits.routed[0])[i];
+        if (c->by_logits.shared != NULL) sum += result_floats(t, c->by_logits.shared)[i];
+        float got = result_floats(t, c->summed.sum)[i];
+        EXPECT(memcmp(&got, &sum, sizeof sum) == 0, "sum[%llu]: got %.9g want %.9g", (unsigned long long)i, (double)got,
+               (double)sum);
+        EXPECT(is_poison(result_floats(t, c->summed.routed[0])[i]), "routed[%llu] written beside the sum",
+               (unsigned long long)i);
+        EXPECT(c->summed.shared == NULL || is_poison(result_floats(t, c->summed.shared)[i]),
+               "shared[%llu] written beside the sum", (unsigned long long)i);
+    }
+}
+
+static void check_down_case(device_case *t, const expert_set *set, bool has_shared, x_pattern pattern) {
+    const expert_spec *spec = set->spec;
+    const uint32_t parts = spk_cuda_experts_down_parts(t->cuda, &set->down, spec->used);
+    DESCRIBE("experts_down %s hidden=%u ff=%u %s shared=%s parts=%u h=%s", spec->name, spec->hidden, spec->ff,
+             spk_type_name(spec->down_type), has_shared ? spk_type_name(spec->shared_type) : "none", parts,
+             x_names[pattern]);
+    EXPECT(parts >= 1 && parts <= SPK_CUDA_DOWN_PARTS_MAX, "parts %u", parts);
+    case_begin(t);
+    test_routing routing = make_routing(t, spec);
+    down_case c = make_down(t, set, &routing, has_shared, pattern);
+    case_record(t);
+    spk_cuda_launch_experts_down(t->cuda, &c.by_logits);
+    spk_cuda_launch_experts_down(t->cuda, &c.by_choice);
+    if (parts == 1) spk_cuda_launch_experts_down(t->cuda, &c.summed);
+    case_run(t, 1);
+    double *value = new_doubles(spec->hidden), *error = new_doubles(spec->hidden);
+    expect_routed(t, set, &routing.expected, c.by_logits.h, value, error);
+    check_parts(t, &c.by_logits, parts, value, error);
+    check_parts(t, &c.by_choice, parts, value, error);
+    if (has_shared) {
+        check_shared_down(t, set, &c.by_logits);
+        same_floats(t, "shared", c.by_logits.shared, c.by_choice.shared, spec->hidden);
+    }
+    if (parts == 1) check_sum(t, &c);
+    free(value), free(error);
+}
+
+/* ---- A whole layer: fused with signals as in a step, fused without, and with no fusions: the same bits ---- */
+
+static void gemv_one(device_case *t, spk_cuda_source source, spk_matrix w, float *y) {
+    const spk_cuda_gemv g = { .source = source, .segments = { { .w = w, .y = y } }, .segment_count = 1 };
+    spk_cuda_launch_gemv(t->cuda, &g);
+}
+
+typedef struct {
+    float    *x, *logits, *shared_h, *h, *shared, *weight;      /* x: the sum */
+    uint32_t *choice;
+    spk_cuda_experts_down down;
+} layer_buffers;
+static layer_buffers take_layer(device_case *t, const expert_spec *spec) {
+    layer_buffers b = { .x = take_floats(t, OUTPUT, spec->hidden),
+                        .logits = take_floats(t, OUTPUT, spec->count + 1),
+                        .shared_h = take_floats(t, OUTPUT, spec->shared_ff),
+                        .h = take_floats(t, OUTPUT, (uint64_t)spec->used * spec->ff),
+                        .shared = take_floats(t, OUTPUT, spec->hidden),
+                        .weight = take_floats(t, OUTPUT, spec->used),
+                        .choice = take(t, OUTPUT, spec->used * 4, 0) };
+    take_parts(t, &b.down, spec->hidden);
+    return b;
+}
+
+/* signals: inputs_ready and routed_ready.  Without them down selects for itself. */
+static void record_fused(device_case *t, const expert_set *set, spk_matrix router, spk_cuda_source source, layer_buffers *b,
+                         const spk_cuda_signal signals[2]) {
+    const expert_spec *spec = set->spec;
+    const bool has_signals = signals[0].d_flag != NULL;
+    source.x_out = b->x;
+    spk_cuda_gemv g = { .source = source,
+                        .segments = { { .w = router, .y = b->logits },
+                                      { .w = set->shared_gate, .up = set->shared_up, .y = b->shared_h } },
+                        .segment_count = 2,
+                        .inputs_ready = signals[0] };
+    spk_cuda_launch_gemv(t->cuda, &g);
+    source.x_out = NULL;
+    const spk_cuda_routing by_logits = { .logits = b->logits, .expert_count = spec->count, .used_count = spec->used },
+                           by_choice = {
+                               .choice = b->choice, .weight = b->weight, .expert_count = spec->count, .used_count = spec->used
+                           };
+    const spk_cuda_experts_up up = { .source = source,
+                                     .routing = by_logits,
+                                     .gate = set->gate,
+                                     .up = set->up,
+                                     .expert_stride_bytes = set->stride_bytes,
+                                     .h = b->h,
+                                     .inputs_ready = signals[0],
+                                     .routed_ready = signals[1],
+                                     .choice_out = has_signals ? b->choice : NULL,
+                                     .weight_out = has_signals ? b->weight : NULL };
+    spk_cuda_launch_experts_up(t->cuda, &up);
+    b->down.routing = has_signals ? by_choice : by_logits;
+    b->down.routed_ready = signals[1];
+    b->down.down = set->down;
+    b->down.shared_down = set->shared_down;
+    b->down.expert_stride_bytes = set->stride_bytes;
+    b->down.h = b->h;
+    b->down.shared_h = b->shared_h;
+    b->down.shared_logit = b->logits + spec->count;
+    b->down.shared = b->shared;
+    spk_cuda_launch_experts_down(t->cuda, &b->down);
+}
+
+static void record_plain(device_case *t, const expert_set *set, spk_matrix router, spk_cuda_source source, layer_buffers *b) {
+    const expert_spec *spec = set->spec;
+    float *normed = take_floats(t, SCRATCH, spec->hidden), *factor = take_floats(t, SCRATCH, 1),
+          *raw = take_floats(t, SCRATCH, spec->hidden);
+    float *gate = take_floats(t, SCRATCH, spec->shared_ff), *wide = take_floats(t, SCRATCH, spec->shared_ff);
+    launch_sum(t, &source, b->x);
+    const spk_cuda_norm norm = {
+        .source = { .x = b->x, .norm_weight = source.norm_weight, .eps = source.eps, .count = source.count },
+        .out = normed,
+        .factor = factor
+    };
+    spk_cuda_launch_norm(t->cuda, &norm);
+    const spk_cuda_source ready = { .x = normed, .factor = factor, .count = source.count },
+                          shared = { .x = b->shared_h, .count = spec->shared_ff, .has_rest = 1 };
+    gemv_one(t, ready, router, b->logits);
+    gemv_one(t, ready, set->shared_gate, gate);
+    gemv_one(t, ready, set->shared_up, wide);
+    const spk_cuda_elementwise swiglu = {
+        .op = SPK_CUDA_SWIGLU, .a = gate, .b = wide, .out = b->shared_h, .count = spec->shared_ff
+    };
+    spk_cuda_launch_elementwise(t->cuda, &swiglu);
+    const spk_cuda_top_k top = {
+        .logits = b->logits, .choice = b->choice, .weight = b->weight, .expert_count = spec->count, .used_count = spec->used
+    };
+    spk_cuda_launch_top_k(t->cuda, &top);
+    const spk_cuda_routing routing = {
+        .choice = b->choice, .weight = b->weight, .expert_count = spec->count, .used_count = spec->used
+    };
+    const spk_cuda_experts_up up = { .source = ready,
+                                     .routing = routing,
+                                     .gate = set->gate,
+                                     .up = set->up,
+                                     .expert_stride_bytes = set->stride_bytes,
+                                     .h = b->h };
+    spk_cuda_launch_experts_up(t->cuda, &up);
+    gemv_one(t, shared, set->shared_down, raw);
+    const spk_cuda_elementwise scale = {
+        .op = SPK_CUDA_SIGMOID_SCALE, .a = raw, .b = b->logits + spec->count, .out = b->shared, .count = spec->hidden
+    };
+    spk_cuda_launch_elementwise(t->cuda, &scale);
+    b->down.routing = routing;
+    b->down.down = set->down;
+    b->down.expert_stride_bytes = set->stride_bytes;
+    b->down.h = b->h;
+    spk_cuda_launch_experts_down(t->cuda, &b->down);
+}
+
+static void same_layer(const device_case *t, const expert_spec *spec, const layer_buffers *a, const layer_buffers *b) {
+    same_floats(t, "x", a->x, b->x, spec->hidden);
+    same_floats(t, "router", a->logits, b->logits, spec->count + 1);
+    same_floats(t, "shared h", a->shared_h, b->shared_h, spec->shared_ff);
+    same_floats(t, "h", a->h, b->h, (uint64_t)spec->used * spec->ff);
+    same_floats(t, "shared", a->shared, b->shared, spec->hidden);
+    for (uint32_t p = 0; p < SPK_CUDA_DOWN_PARTS_MAX; p++)
+        same_floats(t, "routed", a->down.routed[p], b->down.routed[p], spec->hidden);
+}
+
+/* What experts_up tells of its choice, by the logits that the router gave. */
+static void check_told_choice(const device_case *t, const expert_spec *spec, const layer_buffers *b) {
+    const selection want = select_of(result_floats(t, b->logits), spec->count, spec->used);
+    const uint32_t *choice = result_of(t, b->choice);
+    for (uint32_t r = 0; r < spec->used; r++)
+        EXPECT(choice[r] == want.choice[r], "choice_out[%u] is expert %u, want %u", r, choice[r], want.choice[r]);
+    near_floats(t, "weight_out", b->weight, want.weight, want.weight_error, spec->used);
+}
+
+/* A step that ends greedily, since a signal holds for one step: flags and d_step go on from run to run, as in a session. */
+static void check_expert_layer(device_case *t, const expert_set *set) {
+    const expert_spec *spec = set->spec;
+    DESCRIBE("experts' layer %s, fused with signals, fused and not", spec->name);
+    case_begin(t);
+    spk_cuda_source source = make_source(t, &source_kinds[S_ADD1], spec->hidden, 0, false, X_RANDOM);
+    source.x_out = NULL;
+    spk_matrix router = put_matrix(t, SPK_TYPE_F32, spec->count + 1, spec->hidden, W_RANDOM);
+    layer_buffers signalled = take_layer(t, spec), fused = take_layer(t, spec), plain = take_layer(t, spec);
+    const spk_cuda_sequence q = take_sequence(t, SCRATCH, 0);
+    uint32_t *flags[2];
+    for (int i = 0; i < 2; i++) {
+        flags[i] = take(t, SCRATCH, sizeof *flags[i], 0);
+        memset(host_of(t, flags[i]), 0, sizeof *flags[i]);
+    }
+    const spk_cuda_signal signals[2] = { { flags[0], q.d_step }, { flags[1], q.d_step } }, none[2] = { { 0 } };
+    spk_cuda_gemv end = { .source = { .x = signalled.x, .count = spec->hidden },
+                          .segments = { { .w = router, .y = take_floats(t, OUTPUT, spec->count + 1) } },
+                          .segment_count = 1 };
+    end_greedily(t, &end, &q);
+    case_record(t);
+    record_fused(t, set, router, source, &signalled, signals);      /* first: its inputs have only just been staged */
+    record_fused(t, set, router, source, &fused, none);
+    record_plain(t, set, router, source, &plain);
+    spk_cuda_launch_gemv(t->cuda, &end);
+    case_run(t, 1);
+    same_layer(t, spec, &signalled, &fused);
+    same_layer(t, spec, &signalled, &plain);
+    same_floats(t, "weight_out and top_k", signalled.weight, plain.weight, spec->used);
+    check_told_choice(t, spec, &signalled);
+    for (int run = 0; run < 2; run++)
+        for (int i = 0; i < 2; i++) {
+            const uint32_t flag = *(const uint32_t *)back_of(t, run, flags[i]),
+                           step = *(const uint32_t *)back_of(t, run, q.d_step);
+            EXPECT(flag == (uint32_t)run + 1 && step == flag, "after run %d signal %d is %u, and %u steps were counted", run, i,
+                   flag, step);
+        }
+}
+
+/* ---- All ---- */
+
+static void check_experts(device_case *t, bool is_quick) {
+    static const x_pattern patterns[] = { X_ZERO,  X_HUGE_AMONG_TINY, X_SUBNORMAL, X_ALTERNATING,
+                                          X_CODES, X_ONE_HOT,         X_RANDOM };
+    for (size_t i = 0; i < sizeof expert_specs / sizeof *expert_specs; i++) {
+        const expert_spec *spec = &expert_specs[i];
+        if (is_quick && (spec->is_full || spec->count > 100 || spec->ff > 1000 || spec->used > 8)) continue;
+        weights_drop(t);
+        const expert_set set = put_experts(t, spec);
+        for (uint32_t p = is_quick ? 4 : 0; p < 7; p++) {
+            check_up_case(t, &set, p % 2 == 0 ? S_NORM : S_PLAIN, p == 4, patterns[p]);
+            check_down_case(t, &set, spec->shared_ff != 0 && p != 2, patterns[p]);
+        }
+        check_up_case(t, &set, S_ADD2, false, X_RANDOM);
+        check_up_case(t, &set, S_FACTOR, true, X_RANDOM);
+        if (spec->shared_ff != 0) check_expert_layer(t, &set);
+    }
+}
+
+#endif

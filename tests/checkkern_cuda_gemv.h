@@ -1,0 +1,417 @@
+/* tests/checkkern_cuda_gemv.h - spk_cuda_launch_gemv: all types and widths, sources, segments, pairs, the greedy end; and that
+ * what it folds in gives the bits of the kernels that it replaces.
+ *
+ * Bounds: checkkern_cuda_product.h.
+ */
+#ifndef SPK_CHECKKERN_CUDA_GEMV_H
+#define SPK_CHECKKERN_CUDA_GEMV_H
+
+#include "tests/checkkern_cuda_product.h"
+
+static const uint32_t gpu_types[] = { SPK_TYPE_F32,  SPK_TYPE_F16,  SPK_TYPE_BF16, SPK_TYPE_Q8_0,
+                                      SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, SPK_TYPE_Q6_K };
+enum { GPU_TYPE_COUNT = 7 };
+static const float GPU_EPS = 1e-6f;
+
+/* ---- Sources ---- */
+
+typedef struct {
+    const char *name;
+    uint32_t    add_count;
+    bool        has_norm, has_squares, has_factor, has_x_out;
+} source_kind;
+enum { S_PLAIN, S_NORM, S_ADD1, S_ADD2, S_ADD3, S_SUM, S_HEADS, S_FACTOR, S_KIND_COUNT };
+static const source_kind source_kinds[S_KIND_COUNT] = {
+    { "plain", 0, false, false, false, false },     { "norm", 0, true, false, false, false },
+    { "add1 norm", 1, true, false, false, true },   { "add2 norm", 2, true, false, false, true },
+    { "add3 norm", 3, true, false, false, true },   { "add3", 3, false, false, false, true },
+    { "head norms", 0, false, true, false, false }, { "factor", 0, false, false, true, false },
+};
+
+static spk_cuda_source make_source(device_case *t, const source_kind *kind, uint32_t count, uint32_t head_dim,
+                                   bool has_rest, x_pattern pattern) {
+    spk_cuda_source s = { .x = take_staged_as(t, count, pattern), .count = count, .has_rest = has_rest, .eps = GPU_EPS };
+    for (uint32_t i = 0; i < kind->add_count; i++)
+        s.add[i] = take_staged_as(t, count, i == 0 ? X_RANDOM : X_HUGE_AMONG_TINY);
+    if (kind->has_norm) s.norm_weight = take_input_as(t, count, X_RANDOM);
+    if (kind->has_squares) {         /* of zeros, of small and of large heads */
+        float *d_squares = take_staged_as(t, count / 32, X_RANDOM), *squares = host_floats(t, d_squares);
+        for (uint32_t i = 0; i < count / 32; i++)
+            squares[i] = pattern == X_ZERO ? 0 : ldexpf(fabsf(squares[i]), (int)(i % 5) * 12 - 24);
+        s.squares = d_squares;
+        s.head_dim = head_dim;
+    }
+    if (kind->has_factor) {
+        float *d_factor = take_staged(t, 1);
+        *host_floats(t, d_factor) = pattern == X_CODES ? 0.5f : 0.3f;
+        s.factor = d_factor;
+    }
+    if (kind->has_x_out) s.x_out = take_floats(t, OUTPUT, count);
+    return s;
+}
+
+static void check_x_out(const device_case *t, const spk_cuda_source *s) {
+    for (uint32_t i = 0; s->x_out != NULL && i < s->count; i++) {
+        float sum = host_floats(t, s->x)[i];
+        for (int a = 0; a < 3; a++)
+            if (s->add[a] != NULL) sum += host_floats(t, s->add[a])[i];       /* in this order: what an ADD kernel gives */
+        float got = result_floats(t, s->x_out)[i];
+        EXPECT(memcmp(&got, &sum, sizeof sum) == 0 || (got == 0 && sum == 0), "x_out[%u]: got %.9g want %.9g", i,
+               (double)got, (double)sum);
+    }
+}
+
+/* ---- Cases ---- */
+
+typedef struct { uint32_t type, rows; bool is_pair; } segment_spec;
+typedef enum { ALONE, ADDED, IN_PLACE } residual_kind;  /* of the first segment: none, apart from y, y itself */
+static const char *const residual_names[] = { "", " + residual", " + y" };
+typedef struct {
+    const char   *name;
+    uint32_t      count, kind, head_dim;
+    bool          has_rest, is_full;
+    residual_kind residual;
+    segment_spec  segments[SPK_CUDA_SEGMENT_MAX];       /* rows 0: no more */
+} gemv_spec;
+
+/* Outputs of all segments but the first are not aligned to more than a float. */
+static spk_cuda_gemv make_gemv(device_case *t, const gemv_spec *spec, w_pattern w, x_pattern x) {
+    spk_cuda_gemv g = { .source = make_source(t, &source_kinds[spec->kind], spec->count, spec->head_dim, spec->has_rest,
+                                              x) };
+    for (uint32_t i = 0; i < SPK_CUDA_SEGMENT_MAX && spec->segments[i].rows != 0; i++) {
+        const segment_spec *from = &spec->segments[i];
+        spk_cuda_segment *s = &g.segments[g.segment_count++];
+        put_pair(t, from->type, layout_of(from->type), from->rows, spec->count, w, &s->w, from->is_pair ? &s->up : NULL);
+        s->y = take(t, OUTPUT, from->rows * sizeof(float), i == 0 ? 0 : sizeof(float));
+    }
+    spk_cuda_segment *first = &g.segments[0];
+    if (spec->residual == ADDED) first->residual = take_input_as(t, spec->segments[0].rows, X_RANDOM);
+    if (spec->residual == IN_PLACE) {
+        first->residual = first->y;
+        fill(X_RANDOM, host_floats(t, first->y), spec->segments[0].rows);
+    }
+    return g;
+}
+
+static void check_gemv_outputs(device_case *t, const spk_cuda_gemv *g) {
+    vector_bounds v = source_bounds(t, &g->source);
+    for (uint32_t i = 0; i < g->segment_count; i++) {
+        const spk_cuda_segment *s = &g->segments[i];
+        double *value = new_doubles(s->w.row_count), *error = new_doubles(s->w.row_count);
+        char what[32];
+        (void)snprintf(what, sizeof what, "segment %u row", i);
+        if (s->up.data != NULL) expect_pair(t, &s->w, &s->up, &v, g->source.has_rest, value, error);
+        else expect_product(t, &s->w, &v, g->source.has_rest, value, error);
+        for (uint64_t r = 0; s->residual != NULL && r < s->w.row_count; r++) {
+            value[r] += (double)host_floats(t, s->residual)[r];
+            error[r] += U * fabs(value[r]);
+        }
+        near_floats(t, what, s->y, value, error, s->w.row_count);
+        free(value), free(error);
+    }
+    check_x_out(t, &g->source);
+    bounds_free(&v);
+}
+
+static void describe_gemv(const gemv_spec *spec, w_pattern w, x_pattern x) {
+    int at = snprintf(case_text, sizeof case_text, "gemv %s K=%u %s%s%s w=%s x=%s:", spec->name, spec->count,
+                      source_kinds[spec->kind].name, spec->has_rest ? " two int8" : "", residual_names[spec->residual],
+                      w_names[w], x_names[x]);
+    for (uint32_t i = 0; i < SPK_CUDA_SEGMENT_MAX && spec->segments[i].rows != 0 && at < (int)sizeof case_text; i++)
+        at += snprintf(case_text + at, sizeof case_text - (size_t)at, " %s%s x%u", spk_type_name(spec->segments[i].type),
+                       spec->segments[i].is_pair ? " pair" : "", spec->segments[i].rows);
+}
+
+static void check_gemv_case(device_case *t, const gemv_spec *spec, w_pattern w, x_pattern x) {
+    describe_gemv(spec, w, x);
+    case_begin(t);
+    weights_drop(t);
+    spk_cuda_gemv g = make_gemv(t, spec, w, x);
+    case_record(t);
+    spk_cuda_launch_gemv(t->cuda, &g);
+    case_run(t, 1);
+    check_gemv_outputs(t, &g);
+}
+
+/* ---- One type at a time, all widths and patterns ---- */
+
+static const uint32_t gemv_counts[] = { 256, 512, 768, 1024, 2048, 4096, 6144, 9216 };
+
+static void check_gemv_types(device_case *t, bool is_quick) {
+    static const uint32_t rows[] = { 1, 33, 100 }, float_counts[] = { 32, 96, 2080 };
+    uint32_t counter = 0;
+    for (uint32_t type = 0; type < GPU_TYPE_COUNT; type++) {
+        bool is_float = is_float_type(gpu_types[type]);
+        for (uint32_t k = 0; k < 8 + (is_float ? 3u : 0u); k++) {
+            uint32_t count = k < 8 ? gemv_counts[k] : float_counts[k - 8];
+            for (uint32_t r = 0; r < 3; r++) {
+                if (is_quick && (counter++ % 3 != 0 || count > 2100)) continue;
+                gemv_spec spec = {
+                    .name = "one", .count = count, .kind = S_PLAIN, .segments = { { gpu_types[type], rows[r], false } }
+                };
+                for (size_t i = 0; i < sizeof matmul_cases / sizeof *matmul_cases; i++) {
+                    spec.has_rest = i % 2 != r % 2;
+                    check_gemv_case(t, &spec, matmul_cases[i].w, matmul_cases[i].x);
+                }
+                for (int rest = 0; rest < 2; rest++) {
+                    spec.has_rest = rest;
+                    check_gemv_case(t, &spec, W_RANDOM, X_CODES);
+                    check_gemv_case(t, &spec, W_RANDOM, X_ONE_HOT);
+                    check_gemv_case(t, &spec, W_RANDOM, X_RANDOM);
+                }
+            }
+        }
+    }
+}
+
+static void check_gemv_sources(device_case *t, bool is_quick) {
+    static const x_pattern patterns[] = { X_ZERO,        X_HUGE_AMONG_TINY, X_SUBNORMAL, X_LARGE,
+                                          X_ALTERNATING, X_CODES,           X_RANDOM };
+    static const uint32_t head_dims[] = { 32, 64, 128 };
+    for (uint32_t kind = 0; kind < S_KIND_COUNT; kind++)
+        for (uint32_t k = 0; k < 8; k++) {
+            if (is_quick && (k % 2 != kind % 2 || gemv_counts[k] > 2048)) continue;
+            for (uint32_t p = 0; p < 7; p++) {
+                gemv_spec spec = { .name = "source",
+                                   .count = gemv_counts[k],
+                                   .kind = kind,
+                                   .head_dim = head_dims[(k + p) % 3],
+                                   .has_rest = p % 2 == 0,
+                                   .residual = (residual_kind)((k + p) % 3),
+                                   .segments = { { SPK_TYPE_F32, 33, false },
+                                                 { SPK_TYPE_Q8_0, 33, false },
+                                                 { SPK_TYPE_Q4_K, 5, false } } };
+                check_gemv_case(t, &spec, W_RANDOM, patterns[p]);
+                spec.has_rest = !spec.has_rest;
+                check_gemv_case(t, &spec, W_RANDOM, patterns[p]);
+            }
+        }
+}
+
+#define F32 SPK_TYPE_F32
+#define F16 SPK_TYPE_F16
+#define BF16 SPK_TYPE_BF16
+#define Q8 SPK_TYPE_Q8_0
+#define Q4K SPK_TYPE_Q4_K
+#define Q5K SPK_TYPE_Q5_K
+#define Q6K SPK_TYPE_Q6_K
+static const gemv_spec gemv_launches[] = {
+    { "four types", 2048, S_ADD2, 0, true, false, ALONE,
+      { { Q8, 100, false }, { Q4K, 33, false }, { F32, 32, false }, { F32, 1, false } } },
+    { "four types", 768, S_NORM, 0, false, false, ALONE,
+      { { Q6K, 40, false }, { Q5K, 70, false }, { F16, 9, false }, { BF16, 130, false } } },
+    { "floats first", 1280, S_ADD1, 0, true, false, ADDED,
+      { { F32, 5, false }, { Q5K, 31, false }, { BF16, 3, false }, { Q6K, 64, false } } },
+    { "four floats", 512, S_PLAIN, 0, false, false, IN_PLACE,
+      { { F32, 1, false }, { F16, 1, false }, { BF16, 1, false }, { F32, 700, false } } },
+    { "router and pair", 1024, S_ADD1, 0, false, false, ALONE, { { F32, 12, false }, { F32, 1, false }, { Q4K, 96, true } } },
+    { "pairs", 512, S_NORM, 0, false, false, ALONE,
+      { { Q8, 33, true }, { Q4K, 1, true }, { BF16, 5, true }, { Q6K, 40, true } } },
+    { "pairs", 9216, S_PLAIN, 0, true, false, ALONE, { { Q5K, 9, true }, { F16, 100, true }, { F32, 2, true } } },
+    { "one row", 256, S_HEADS, 32, true, false, ADDED, { { Q6K, 1, false } } },
+    /* Qwen3.6-35B-A3B: GDN in and out, attention in, router and shared expert; recipe safe, then native */
+    { "gdn in", 2048, S_ADD3, 0, true, true, ALONE,
+      { { Q4K, 8192, false }, { Q4K, 4096, false }, { F32, 32, false }, { F32, 32, false } } },
+    { "gdn in", 2048, S_ADD2, 0, true, true, ALONE,
+      { { Q8, 8192, false }, { Q8, 4096, false }, { F32, 32, false }, { F32, 32, false } } },
+    { "gdn out", 4096, S_HEADS, 128, true, true, IN_PLACE, { { Q4K, 2048, false } } },
+    { "gdn out", 4096, S_HEADS, 128, true, true, IN_PLACE, { { Q8, 2048, false } } },
+    { "attention in", 2048, S_ADD3, 0, true, true, ALONE, { { Q4K, 8192, false }, { Q8, 512, false }, { Q8, 512, false } } },
+    { "attention out", 4096, S_PLAIN, 0, true, true, IN_PLACE, { { Q4K, 2048, false } } },
+    { "router, shared", 2048, S_ADD1, 0, false, true, ALONE, { { F32, 256, false }, { F32, 1, false }, { Q4K, 512, true } } },
+    { "router, shared", 2048, S_ADD1, 0, false, true, ALONE, { { BF16, 256, false }, { BF16, 1, false }, { Q8, 512, true } } },
+    { "head", 2048, S_ADD3, 0, false, true, ALONE, { { Q6K, 248320, false } } },
+    /* Qwen3-30B-A3B */
+    { "attention in", 2048, S_ADD2, 0, true, true, ALONE, { { Q4K, 4096, false }, { Q4K, 512, false }, { Q6K, 512, false } } },
+    { "router", 2048, S_ADD1, 0, false, true, ALONE, { { F32, 128, false } } },
+    /* dense */
+    { "ffn up", 4096, S_ADD1, 0, false, true, ALONE, { { Q4K, 9216, true } } },
+    { "ffn down", 9216, S_PLAIN, 0, true, true, IN_PLACE, { { Q6K, 4096, false } } },
+};
+
+static void check_gemv_launches(device_case *t, bool is_quick) {
+    for (size_t i = 0; i < sizeof gemv_launches / sizeof *gemv_launches; i++) {
+        if (is_quick && gemv_launches[i].is_full) continue;
+        check_gemv_case(t, &gemv_launches[i], W_RANDOM, X_CODES);
+        check_gemv_case(t, &gemv_launches[i], W_RANDOM, X_HUGE_AMONG_TINY);
+        check_gemv_case(t, &gemv_launches[i], W_RANDOM, X_RANDOM);
+    }
+}
+
+/* ---- The greedy end ---- */
+
+enum { GREEDY_CONTEXT = 8, GREEDY_POSITION = 3, GREEDY_STEPS = 3, GREEDY_STEP = 70000 };
+
+/* A sequence at GREEDY_POSITION, all tokens free. */
+static spk_cuda_sequence take_sequence(device_case *t, region_kind step_kind, uint32_t step) {
+    spk_cuda_sequence q = { .d_tokens = take(t, OUTPUT, (GREEDY_CONTEXT + 1) * 4, 0),
+                            .d_chosen = take(t, OUTPUT, (GREEDY_CONTEXT + 1) * 4, 0),
+                            .d_position = take(t, OUTPUT, 4, 0),
+                            .d_step = take(t, step_kind, 4, 0) };
+    uint32_t *tokens = host_of(t, q.d_tokens);
+    for (int i = 0; i <= GREEDY_CONTEXT; i++) tokens[i] = SPK_CUDA_TOKEN_FREE;
+    *(uint32_t *)host_of(t, q.d_position) = GREEDY_POSITION;
+    *(uint32_t *)host_of(t, q.d_step) = step;
+    return q;
+}
+static void end_greedily(device_case *t, spk_cuda_gemv *g, const spk_cuda_sequence *q) {
+    g->greedy = q;
+    g->d_best = take(t, COUNTER, sizeof *g->d_best, 0);
+    g->d_arrivals = take(t, COUNTER, sizeof *g->d_arrivals, 0);
+    memset(host_of(t, g->d_best), 0, sizeof *g->d_best);
+    memset(host_of(t, g->d_arrivals), 0, sizeof *g->d_arrivals);
+}
+
+/* Three steps of one launch.  tokens[position + 1] is free, given or free again; rows may all be equal. */
+static void check_greedy_case(device_case *t, uint32_t type, uint32_t rows, uint32_t count, w_pattern w) {
+    DESCRIBE("greedy %s rows=%u K=%u w=%s", spk_type_name(type), rows, count, w_names[w]);
+    const gemv_spec spec = { .count = count,
+                             .kind = S_NORM,
+                             .segments = { { type, rows, false }, { SPK_TYPE_F32, 3, false } } };
+    case_begin(t);
+    weights_drop(t);
+    spk_cuda_gemv g = make_gemv(t, &spec, w, X_RANDOM);
+    const spk_cuda_sequence q = take_sequence(t, OUTPUT, GREEDY_STEP);
+    const uint32_t given = rows + 7;
+    ((uint32_t *)host_of(t, q.d_tokens))[GREEDY_POSITION + 2] = given;
+    end_greedily(t, &g, &q);
+    case_record(t);
+    spk_cuda_launch_gemv(t->cuda, &g);
+    case_run(t, GREEDY_STEPS);
+    check_gemv_outputs(t, &g);
+    const float *y = result_floats(t, g.segments[0].y);
+    uint32_t best = 0;
+    for (uint32_t r = 1; r < rows; r++) if (y[r] > y[best]) best = r;
+    const uint32_t *chosen = result_of(t, q.d_chosen), *after = result_of(t, q.d_tokens);
+    EXPECT(*(const uint32_t *)result_of(t, q.d_position) == GREEDY_POSITION + GREEDY_STEPS, "position is %u",
+           *(const uint32_t *)result_of(t, q.d_position));
+    EXPECT(*(const uint32_t *)result_of(t, q.d_step) == GREEDY_STEP + GREEDY_STEPS, "the count of steps is %u",
+           *(const uint32_t *)result_of(t, q.d_step));
+    for (uint32_t i = 0; i <= GREEDY_CONTEXT; i++) {
+        bool is_new = i > GREEDY_POSITION && i <= GREEDY_POSITION + GREEDY_STEPS;
+        uint32_t want = is_new ? best : 0xA5A5A5A5u, token = i == GREEDY_POSITION + 2 ? given
+                                                             : is_new                 ? best
+                                                                                      : SPK_CUDA_TOKEN_FREE;
+        EXPECT(chosen[i] == want, "chosen[%u] is %u, want %u", i, chosen[i], want);
+        EXPECT(after[i] == token, "tokens[%u] is %u, want %u", i, after[i], token);
+    }
+}
+
+static void check_greedy(device_case *t, bool is_quick) {
+    static const uint32_t rows[] = { 1, 2, 33, 1000, 5003, 151936 };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (is_quick && rows[i] > 1000) continue;
+        check_greedy_case(t, SPK_TYPE_Q6_K, rows[i], 512, W_RANDOM);
+        check_greedy_case(t, SPK_TYPE_F32, rows[i], 512, W_ALL_ONES);      /* all rows equal: the first wins */
+        check_greedy_case(t, SPK_TYPE_Q4_K, rows[i], 256, W_ZERO);
+        check_greedy_case(t, SPK_TYPE_BF16, rows[i], 96, W_RANDOM);
+    }
+}
+
+/* ---- The same bits, folded in or not ---- */
+
+/* x and its adds in one ADD kernel. */
+static void launch_sum(device_case *t, const spk_cuda_source *s, float *out) {
+    spk_cuda_elementwise add = {
+        .op = SPK_CUDA_ADD, .a = s->x, .b = s->add[0], .c = s->add[1], .d = s->add[2], .out = out, .count = s->count
+    };
+    spk_cuda_launch_elementwise(t->cuda, &add);
+}
+
+/* Sums by an ADD kernel and the norm by its own kernel, then the product with what is left to do (factor). */
+static void check_folded_norm(device_case *t, uint32_t kind, uint32_t type, uint32_t count, bool has_rest) {
+    const gemv_spec spec = { .name = "folded norm",
+                             .count = count,
+                             .kind = kind,
+                             .has_rest = has_rest,
+                             .segments = { { type, 65, false }, { F32, 9, false } } };
+    describe_gemv(&spec, W_RANDOM, X_RANDOM);
+    case_begin(t);
+    weights_drop(t);
+    spk_cuda_gemv fused = make_gemv(t, &spec, W_RANDOM, X_RANDOM), plain = fused;
+    const spk_cuda_source *s = &fused.source;
+    float *sum = take_floats(t, OUTPUT, count), *normed = take_floats(t, OUTPUT, count),
+          *factor = take_floats(t, OUTPUT, 1), *y[2];
+    for (uint32_t i = 0; i < 2; i++) plain.segments[i].y = y[i] = take_floats(t, OUTPUT, fused.segments[i].w.row_count);
+    case_record(t);
+    spk_cuda_launch_gemv(t->cuda, &fused);
+    if (s->add[0] != NULL) launch_sum(t, s, sum);
+    spk_cuda_norm norm = {
+        .source = { .x = s->add[0] != NULL ? sum : s->x, .norm_weight = s->norm_weight, .eps = s->eps, .count = count },
+        .out = normed,
+        .factor = factor
+    };
+    spk_cuda_launch_norm(t->cuda, &norm);
+    plain.source = (spk_cuda_source){ .x = normed, .factor = factor, .count = count, .has_rest = has_rest };
+    spk_cuda_launch_gemv(t->cuda, &plain);
+    case_run(t, 1);
+    for (uint32_t i = 0; i < 2; i++)
+        same_floats(t, "folded norm", fused.segments[i].y, y[i], fused.segments[i].w.row_count);
+    if (s->x_out != NULL) same_floats(t, "folded sum", s->x_out, sum, count);
+}
+
+/* A residual against an ADD kernel. */
+static void check_folded_residual(device_case *t, uint32_t type, uint32_t count, bool has_rest) {
+    const gemv_spec spec = { .name = "folded sum", .count = count, .kind = S_NORM, .has_rest = has_rest, .residual = ADDED,
+                             .segments = { { type, 100, false } } };
+    describe_gemv(&spec, W_RANDOM, X_RANDOM);
+    case_begin(t);
+    weights_drop(t);
+    spk_cuda_gemv fused = make_gemv(t, &spec, W_RANDOM, X_RANDOM), plain = fused;
+    float *y = take_floats(t, OUTPUT, 100), *sum = take_floats(t, OUTPUT, 100);
+    plain.segments[0].y = y;
+    plain.segments[0].residual = NULL;
+    spk_cuda_elementwise add = { .op = SPK_CUDA_ADD, .a = fused.segments[0].residual, .b = y, .out = sum, .count = 100 };
+    case_record(t);
+    spk_cuda_launch_gemv(t->cuda, &fused);
+    spk_cuda_launch_gemv(t->cuda, &plain);
+    spk_cuda_launch_elementwise(t->cuda, &add);
+    case_run(t, 1);
+    same_floats(t, "folded sum", fused.segments[0].y, sum, 100);
+}
+
+/* A pair against two products and SWIGLU. */
+static void check_folded_pair(device_case *t, uint32_t type, uint32_t count, uint32_t rows, bool has_rest) {
+    const gemv_spec spec = { .name = "folded pair",
+                             .count = count,
+                             .kind = S_NORM,
+                             .has_rest = has_rest,
+                             .segments = { { type, rows, true } } };
+    describe_gemv(&spec, W_RANDOM, X_RANDOM);
+    case_begin(t);
+    weights_drop(t);
+    spk_cuda_gemv pair = make_gemv(t, &spec, W_RANDOM, X_RANDOM), plain = pair;
+    float *g = take_floats(t, OUTPUT, rows), *u = take_floats(t, OUTPUT, rows), *y = take_floats(t, OUTPUT, rows);
+    plain.segments[0] = (spk_cuda_segment){ .w = pair.segments[0].w, .y = g };
+    plain.segments[1] = (spk_cuda_segment){ .w = pair.segments[0].up, .y = u };
+    plain.segment_count = 2;
+    spk_cuda_elementwise swiglu = { .op = SPK_CUDA_SWIGLU, .a = g, .b = u, .out = y, .count = rows };
+    case_record(t);
+    spk_cuda_launch_gemv(t->cuda, &pair);
+    spk_cuda_launch_gemv(t->cuda, &plain);
+    spk_cuda_launch_elementwise(t->cuda, &swiglu);
+    case_run(t, 1);
+    same_floats(t, "folded pair", pair.segments[0].y, y, rows);
+}
+
+static void check_folded(device_case *t, bool is_quick) {
+    static const uint32_t counts[] = { 256, 768, 2048, 4096 };
+    for (uint32_t type = 0; type < GPU_TYPE_COUNT; type++)
+        for (uint32_t k = 0; k < 4; k++) {
+            if (is_quick && k % 2 != type % 2) continue;
+            for (uint32_t kind = S_NORM; kind <= S_ADD3; kind++)
+                check_folded_norm(t, kind, gpu_types[type], counts[k], (kind + k) % 2);
+            check_folded_residual(t, gpu_types[type], counts[k], (type + k) % 2);
+            check_folded_pair(t, gpu_types[type], counts[k], 100, type % 2);
+            check_folded_pair(t, gpu_types[type], counts[k], 512, false);
+        }
+}
+#undef F32
+#undef F16
+#undef BF16
+#undef Q8
+#undef Q4K
+#undef Q5K
+#undef Q6K
+
+#endif

@@ -1,0 +1,601 @@
+/* tests/gpu_attention.c - the attention kernel against plain double precision, and its speed.  Without a GPU: status 77.
+ *
+ *   make build/tests/gpu_attention && build/tests/gpu_attention [--max-context N] [--seed N] [--bench]
+ *
+ * Each case: caches of given content with NaN bytes at positions that were not stored, one token, and then
+ *   the output within the tolerance that kernels/attention_cuda.cu derives, computed here from the case's own numbers;
+ *   the new row stored where and as kernels/attention_cache_cuda.cuh says, and no other byte of the caches changed;
+ *   nothing written around the output; the same bits from a second run.
+ */
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tests/attention_cache.h"
+#include "tests/check.h"
+
+#define U 0x1p-24                  /* the largest relative error of one F32 rounding */
+#define LOG2E 1.4426950408889634
+#define LN2 0.6931471805599453
+
+enum { EXIT_SKIPPED = 77, DIM_MAX = 256, GUARD_FLOATS = 64, FAILURES_SHOWN = 6, BENCH_CALLS = 20, BENCH_REPEATS = 9 };
+
+typedef struct {
+    uint32_t heads, kv_heads, dim, rope, is_gated;
+    spk_cuda_kv_type kv;
+    uint32_t capacity, count;      /* positions with room; positions with the new one */
+} shape;
+
+typedef enum { P_RANDOM, P_EQUAL, P_ZERO_Q, P_ONE_HOT, P_TWO, P_RISING, P_FALLING, P_HUGE, P_LAST, P_COUNT } pattern;
+static const char *const pattern_names[] = { "random", "equal scores", "zero q", "one-hot q", "two positions", "rising scores",
+                                             "falling scores", "huge scores", "last dominates" };
+
+static spk_cuda *cuda;
+static uint64_t  random_state = 42;
+static int       shown;
+static char      case_text[200];
+
+#define EXPECT(condition, ...)                                       \
+    do {                                                             \
+        if (!(condition)) {                                          \
+            check_failures++;                                        \
+            if (shown++ < FAILURES_SHOWN) {                          \
+                fprintf(stderr, "  [%s] ", case_text);               \
+                fprintf(stderr, __VA_ARGS__);                        \
+                fputc('\n', stderr);                                 \
+            }                                                        \
+        }                                                            \
+    } while (0)
+
+static void must(spk_status status, const spk_error *err) {
+    if (status == SPK_OK) return;
+    fprintf(stderr, "gpu_attention: %s\n", err->text);
+    exit(1);
+}
+static void *must_have(void *memory) {
+    if (memory != NULL) return memory;
+    fprintf(stderr, "gpu_attention: out of memory\n");
+    exit(1);
+}
+
+/* The arguments that do not depend on memory. */
+static spk_cuda_attention described(const shape *s) {
+    return (spk_cuda_attention){ .head_count = s->heads, .kv_head_count = s->kv_heads, .head_dim = s->dim, .rope_dim = s->rope,
+                                 .is_gated = s->is_gated, .context_tokens = s->capacity, .kv_type = s->kv, .eps = 1e-6f };
+}
+
+/* ---- A case on the host ---- */
+
+typedef struct {
+    shape    s;
+    spk_cuda_attention a;          /* described(&s) */
+    float   *q, *k, *v, *q_norm, *k_norm, *cos_sin, *out;
+    uint8_t *k_cache, *v_cache;    /* before the token; after_ as downloaded */
+    uint8_t *k_after, *v_after;
+    uint64_t cache_bytes;
+} host_case;
+
+static float *floats(uint64_t count) { return must_have(calloc(count, sizeof(float))); }
+static uint32_t q_stride(const shape *s) { return (s->is_gated ? 2 : 1) * s->dim; }
+
+/* Keys with a score of about `score` against a one-hot q, or of any size. */
+static void fill_past(host_case *c, pattern p) {
+    const shape *s = &c->s;
+    float k[DIM_MAX], v[DIM_MAX], same[DIM_MAX];
+    uint32_t a = s->count > 2 ? (uint32_t)(check_random(&random_state) % (s->count - 1)) : 0, b = s->count > 2 ? (a + 1) % (s->count - 1) : 0;
+    for (uint32_t d = 0; d < s->dim; d++) same[d] = check_uniform(&random_state);
+    for (uint32_t j = 0; j + 1 < s->count; j++)
+        for (uint32_t h = 0; h < s->kv_heads; h++) {
+            float along = (float)j / (float)s->count;
+            for (uint32_t d = 0; d < s->dim; d++) {
+                float r = check_uniform(&random_state), size = p == P_HUGE ? 300.0f : 2.0f;
+                k[d] = size * r;
+                if (p == P_EQUAL) k[d] = same[d];
+                if (p == P_ONE_HOT) k[d] = 25.0f * r;
+                if (p == P_TWO) k[d] = j == a ? 1.0f : j == b ? 1.25f : -60.0f;
+                if (p == P_RISING) k[d] = 400.0f * along + 0.01f * r;
+                if (p == P_FALLING) k[d] = -400.0f * along + 0.01f * r;
+                v[d] = p == P_TWO && (j == a || j == b) ? (j == a ? 1.0f : -1.0f) : check_uniform(&random_state);
+            }
+            attention_put(&c->a, c->k_cache, false, j, h, k);
+            attention_put(&c->a, c->v_cache, true, j, h, v);
+        }
+}
+
+static host_case case_new(const shape *s, pattern p) {
+    host_case c = { .s = *s, .a = described(s) };
+    c.cache_bytes = attention_head_bytes(&c.a) * s->kv_heads;
+    bool is_one_hot = p == P_ONE_HOT || p == P_TWO || p == P_RISING || p == P_FALLING;
+    c.q = floats((uint64_t)s->heads * q_stride(s)), c.k = floats((uint64_t)s->kv_heads * s->dim), c.v = floats((uint64_t)s->kv_heads * s->dim);
+    c.q_norm = floats(s->dim), c.k_norm = floats(s->dim), c.cos_sin = floats(s->rope), c.out = floats((uint64_t)s->heads * s->dim + 2 * GUARD_FLOATS);
+    c.k_cache = must_have(malloc(c.cache_bytes)), c.v_cache = must_have(malloc(c.cache_bytes));
+    c.k_after = must_have(malloc(c.cache_bytes)), c.v_after = must_have(malloc(c.cache_bytes));
+    memset(c.k_cache, 0xFF, c.cache_bytes);
+    memset(c.v_cache, 0xFF, c.cache_bytes);
+    for (uint32_t d = 0; d < s->dim; d++) {
+        c.q_norm[d] = is_one_hot ? 1.0f + 0.3f * fabsf(check_uniform(&random_state)) : 1.0f + 0.5f * check_uniform(&random_state);
+        c.k_norm[d] = (p == P_LAST ? 40.0f : p == P_TWO ? 0.01f : 1.0f) * (1.0f + 0.5f * check_uniform(&random_state));
+    }
+    for (uint32_t i = 0; i < s->rope / 2; i++) {
+        double angle = is_one_hot ? 0 : 3.2 * (double)check_uniform(&random_state);
+        c.cos_sin[2 * i] = (float)cos(angle), c.cos_sin[2 * i + 1] = (float)sin(angle);
+    }
+    for (uint32_t h = 0; h < s->heads; h++) {
+        float *row = c.q + (uint64_t)h * q_stride(s);
+        uint32_t hot = (uint32_t)(check_random(&random_state) % s->dim);
+        for (uint32_t d = 0; d < s->dim; d++) row[d] = p == P_ZERO_Q ? 0 : is_one_hot ? (d == hot ? 3.0f : 0) : 2.0f * check_uniform(&random_state);
+        for (uint32_t d = s->dim; d < q_stride(s); d++) row[d] = 5.0f * check_uniform(&random_state);
+    }
+    uint32_t ratio = s->heads / s->kv_heads;
+    for (uint32_t i = 0; i < s->kv_heads * s->dim; i++) {
+        c.k[i] = check_uniform(&random_state), c.v[i] = 3.0f * check_uniform(&random_state);
+        if (p == P_LAST) c.k[i] = c.q[(uint64_t)(i / s->dim * ratio) * q_stride(s) + i % s->dim];
+    }
+    fill_past(&c, p);
+    return c;
+}
+
+static void case_free(host_case *c) {
+    free(c->q), free(c->k), free(c->v), free(c->q_norm), free(c->k_norm), free(c->cos_sin), free(c->out);
+    free(c->k_cache), free(c->v_cache), free(c->k_after), free(c->v_after);
+}
+
+/* ---- The reference ---- */
+
+/* x normed and rotated; size is what roundings are relative to: |a| + |b| of a rotation. */
+static void norm_rotate(const shape *s, const float *x, const float *w, const float *cos_sin, float eps, double *out, double *size) {
+    double squares = 0, n[DIM_MAX];
+    for (uint32_t d = 0; d < s->dim; d++) squares += (double)x[d] * (double)x[d];
+    double factor = 1 / sqrt(squares / s->dim + (double)eps);
+    for (uint32_t d = 0; d < s->dim; d++) {
+        n[d] = (double)x[d] * factor * (double)w[d];
+        out[d] = n[d];
+        size[d] = fabs(n[d]);
+    }
+    for (uint32_t i = 0, half = s->rope / 2; i < half; i++) {
+        double cosine = (double)cos_sin[2 * i], sine = (double)cos_sin[2 * i + 1], a = n[i], b = n[i + half];
+        out[i] = a * cosine - b * sine;
+        out[i + half] = a * sine + b * cosine;
+        size[i] = fabs(a * cosine) + fabs(b * sine);
+        size[i + half] = fabs(a * sine) + fabs(b * cosine);
+    }
+}
+
+/* One query head's q, in units of log2 of a weight. */
+typedef struct { double q[DIM_MAX], size[DIM_MAX], top; } query;
+static query query_of(const host_case *c, uint32_t head) {
+    const shape *s = &c->s;
+    query r = { .top = 0 };
+    norm_rotate(s, c->q + (uint64_t)head * q_stride(s), c->q_norm, c->cos_sin, c->a.eps, r.q, r.size);
+    for (uint32_t d = 0; d < s->dim; d++) {
+        r.q[d] *= LOG2E / sqrt(s->dim);
+        r.size[d] *= LOG2E / sqrt(s->dim);
+        r.top = fmax(r.top, fabs((double)c->q_norm[d]) * LOG2E);
+    }
+    return r;
+}
+
+/* A score and its error bound, as derived in the kernel's header. */
+static double score_of(const query *r, const double *k, uint32_t dim, double *error) {
+    double sum = 0, size = 0, k_sum = 0;
+    uint32_t terms = 0;
+    for (uint32_t d = 0; d < dim; d++) {
+        sum += r->q[d] * k[d];
+        size += r->size[d] * fabs(k[d]);
+        if (r->q[d] * k[d] != 0) {
+            terms++;
+            k_sum += fabs(k[d]);
+        }
+    }
+    double additions = terms == 0 ? 0 : terms - 1;
+    *error = (28 + (additions > 0 ? 6 : 0) + 2 * fmin(additions, 68)) * U * size + 0x1p-38 * r->top * k_sum + 2 * U * fabs(sum);
+    return sum;
+}
+
+/* Sums of one head over rows, as they come; scores first, so that weights are relative to the largest. */
+typedef struct { double top, total, error, weighted[DIM_MAX], size[DIM_MAX], error_size[DIM_MAX], v_sum[DIM_MAX]; uint64_t rows; } head_sums;
+static void add_row(head_sums *t, double score, double score_error, double times, const double *v, uint32_t dim) {
+    double weight = times * exp2(score - t->top), error = expm1(LN2 * (score_error + 2 * U * fabs(t->top - score))) + 12 * U;
+    t->total += weight;
+    t->error += weight * error;
+    t->rows += weight * (double)(1 << 30) * 65536.0 > 0;
+    for (uint32_t d = 0; d < dim; d++) {
+        t->weighted[d] += weight * v[d];
+        t->size[d] += weight * fabs(v[d]);
+        t->error_size[d] += weight * fabs(v[d]) * error;
+        t->v_sum[d] += fabs(v[d]) * times;
+    }
+}
+
+/* rounds and splits: how many the kernel may have used, an upper bound. */
+static void check_head(const host_case *c, uint32_t head, const head_sums *t, double rounds, double splits) {
+    const shape *s = &c->s;
+    for (uint32_t d = 0; d < s->dim; d++) {
+        double want = t->weighted[d] / t->total, size = t->size[d] / t->total;
+        double steps = 2 * fmin((double)t->rows - 1, 136) + (t->rows > 1 ? 4 * rounds + 2 * splits : 0) + 40;
+        double error = t->error_size[d] / t->total + fabs(want) * t->error / t->total + steps * U * size + 0x1p-38 * t->v_sum[d] / t->total;
+        if (s->is_gated) {
+            double gate = 1 / (1 + exp(-(double)c->q[(uint64_t)head * q_stride(s) + s->dim + d]));
+            want *= gate;
+            error = error * gate + 20 * U * fabs(want);
+        }
+        double got = (double)c->out[GUARD_FLOATS + (uint64_t)head * s->dim + d];
+        EXPECT(fabs(got - want) <= error + 0x1p-140, "head %u dim %u: got %.9g want %.9g, off by %.3g, tolerance %.3g", head, d, got, want,
+               fabs(got - want), error);
+    }
+}
+
+/* With the new row as it was stored: that has a check of its own. */
+static void check_output(const host_case *c) {
+    const shape *s = &c->s;
+    const uint32_t ratio = s->heads / s->kv_heads, dim = s->dim;
+    double *score = must_have(malloc(s->count * sizeof *score)), *error = must_have(malloc(s->count * sizeof *error));
+    double *k = must_have(malloc((uint64_t)s->count * dim * sizeof *k)), *v = must_have(malloc((uint64_t)s->count * dim * sizeof *v));
+    for (uint32_t kv_head = 0; kv_head < s->kv_heads; kv_head++) {
+        for (uint32_t j = 0; j < s->count; j++)
+            for (uint32_t d = 0; d < dim; d++) {
+                k[(uint64_t)j * dim + d] = (double)attention_value(&c->a, c->k_after, false, j, kv_head, d);
+                v[(uint64_t)j * dim + d] = (double)attention_value(&c->a, c->v_after, true, j, kv_head, d);
+            }
+        for (uint32_t head = kv_head * ratio; head < (kv_head + 1) * ratio; head++) {
+            query r = query_of(c, head);
+            head_sums t = { .top = -INFINITY };
+            for (uint32_t j = 0; j < s->count; j++) {
+                score[j] = score_of(&r, k + (uint64_t)j * dim, dim, &error[j]);
+                t.top = fmax(t.top, score[j]);
+            }
+            for (uint32_t j = 0; j < s->count; j++) add_row(&t, score[j], error[j], 1, v + (uint64_t)j * dim, dim);
+            check_head(c, head, &t, s->count / 128 + 1, spk_cuda_sm_count(cuda));
+        }
+    }
+    free(score), free(error), free(k), free(v);
+}
+
+/* The new row is k normed and rotated, and v, to the precision of the cache. */
+static void check_stored(const host_case *c) {
+    const shape *s = &c->s;
+    for (uint32_t h = 0; h < s->kv_heads; h++)
+        for (int is_v = 0; is_v < 2; is_v++) {
+            double want[DIM_MAX], size[DIM_MAX];
+            float x[DIM_MAX];
+            norm_rotate(s, c->k + (uint64_t)h * s->dim, c->k_norm, c->cos_sin, c->a.eps, want, size);
+            for (uint32_t d = 0; d < s->dim; d++) {
+                if (is_v) want[d] = (double)c->v[(uint64_t)h * s->dim + d], size[d] = 0;
+                x[d] = (float)want[d];
+            }
+            for (uint32_t d = 0; d < s->dim; d++) {
+                uint16_t half;
+                double got = (double)attention_value(&c->a, is_v ? c->v_after : c->k_after, is_v, s->count - 1, h, d);
+                double error = 28 * U * size[d] + 0x1p-11 * fabs(want[d]) + 0x1p-24;
+                if (s->kv == SPK_CUDA_KV_Q8) error += 0.502 * (double)attention_scale(x + d / 32 * 32, &half) + 0x1p-11 * fabs(want[d]);
+                EXPECT(fabs(got - want[d]) <= error, "stored %s of KV head %u dim %u: %.9g, expected %.9g, tolerance %.3g", is_v ? "v" : "k",
+                       h, d, got, want[d], error);
+            }
+        }
+}
+
+/* Outside the new row the caches are as they were: put the old row back and compare. */
+static void check_untouched(const host_case *c) {
+    const shape *s = &c->s;
+    for (int is_v = 0; is_v < 2; is_v++) {
+        const uint8_t *before = is_v ? c->v_cache : c->k_cache, *after = is_v ? c->v_after : c->k_after;
+        uint8_t *restored = must_have(malloc(c->cache_bytes));
+        memcpy(restored, after, c->cache_bytes);
+        for (uint32_t h = 0; h < s->kv_heads; h++) attention_copy_row(&c->a, restored, before, is_v, s->count - 1, h);
+        EXPECT(memcmp(restored, before, c->cache_bytes) == 0, "the %s cache was changed outside the new row", is_v ? "V" : "K");
+        free(restored);
+    }
+}
+
+/* ---- Running a case ---- */
+
+static void *device(uint64_t size_bytes, const void *from) {
+    spk_error err;
+    void *memory = NULL;
+    must(spk_cuda_allocate(cuda, size_bytes, "a buffer", &memory, &err), &err);
+    if (from != NULL) must(spk_cuda_upload(cuda, memory, from, size_bytes, &err), &err);
+    return memory;
+}
+
+/* Everything but the caches, on the device. */
+static spk_cuda_attention arguments(const host_case *c, float **d_out) {
+    const shape *s = &c->s;
+    uint32_t position = s->count - 1;
+    spk_cuda_attention a = described(s);
+    *d_out = device(((uint64_t)s->heads * s->dim + 2 * GUARD_FLOATS) * 4, NULL);
+    a.d_position = device(4, &position);
+    a.q = device((uint64_t)s->heads * q_stride(s) * 4, c->q);
+    a.k = device((uint64_t)s->kv_heads * s->dim * 4, c->k);
+    a.v = device((uint64_t)s->kv_heads * s->dim * 4, c->v);
+    a.q_norm = device(s->dim * 4, c->q_norm);
+    a.k_norm = device(s->dim * 4, c->k_norm);
+    a.cos_sin = device(s->rope * 4, c->cos_sin);
+    a.partial = device(spk_cuda_attention_scratch_bytes(cuda, &a), NULL);
+    a.out = *d_out + GUARD_FLOATS;
+    return a;
+}
+static void arguments_free(const spk_cuda_attention *a, float *d_out) {
+    const void *const all[] = { a->d_position, a->q, a->k, a->v, a->q_norm, a->k_norm, a->cos_sin, a->partial, d_out };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) spk_cuda_free(cuda, (void *)(uintptr_t)all[i]);
+}
+
+static spk_cuda_step *record(const spk_cuda_attention *calls, uint32_t count) {
+    spk_error err;
+    spk_cuda_step *step = NULL;
+    must(spk_cuda_step_begin(cuda, &err), &err);
+    for (uint32_t i = 0; i < count; i++) spk_cuda_launch_attention(cuda, &calls[i]);
+    must(spk_cuda_step_end(cuda, &step, &err), &err);
+    return step;
+}
+
+static void run(host_case *c, const spk_cuda_attention *a, float *d_out) {
+    const shape *s = &c->s;
+    uint64_t out_count = (uint64_t)s->heads * s->dim, guarded = out_count + 2 * GUARD_FLOATS;
+    float *again = floats(guarded);
+    spk_error err;
+    spk_cuda_step *step = record(a, 1);
+    for (int i = 0; i < 2; i++) {
+        must(spk_cuda_fill(cuda, d_out, 0xFF, guarded * 4, &err), &err);
+        must(spk_cuda_step_run(cuda, step, 1, &err), &err);
+        must(spk_cuda_wait(cuda, &err), &err);
+        must(spk_cuda_download(cuda, i == 0 ? c->out : again, d_out, guarded * 4, &err), &err);
+    }
+    EXPECT(memcmp(c->out, again, guarded * 4) == 0, "a second run gives other bits");
+    for (uint64_t i = 0; i < GUARD_FLOATS; i++) {
+        uint32_t bits[2];
+        memcpy(&bits[0], &c->out[i], 4);
+        memcpy(&bits[1], &c->out[GUARD_FLOATS + out_count + i], 4);
+        EXPECT(bits[0] == UINT32_MAX && bits[1] == UINT32_MAX, "written beside the output");
+    }
+    spk_cuda_step_free(step);
+}
+
+static void check_case(const shape *s, pattern p) {
+    (void)snprintf(case_text, sizeof case_text, "%u/%u heads of %u, rope %u, %s%s, %u positions, %s", s->heads, s->kv_heads, s->dim, s->rope,
+                   s->kv == SPK_CUDA_KV_Q8 ? "q8" : "f16", s->is_gated ? ", gated" : "", s->count, pattern_names[p]);
+    host_case c = case_new(s, p);
+    float *d_out;
+    spk_error err;
+    spk_cuda_attention a = arguments(&c, &d_out);
+    EXPECT(spk_cuda_attention_cache_bytes(&a) == c.cache_bytes, "cache_bytes");
+    a.k_cache = device(c.cache_bytes, c.k_cache);
+    a.v_cache = device(c.cache_bytes, c.v_cache);
+    run(&c, &a, d_out);
+    must(spk_cuda_download(cuda, c.k_after, a.k_cache, c.cache_bytes, &err), &err);
+    must(spk_cuda_download(cuda, c.v_after, a.v_cache, c.cache_bytes, &err), &err);
+    check_untouched(&c);
+    check_stored(&c);
+    check_output(&c);
+    spk_cuda_free(cuda, a.k_cache);
+    spk_cuda_free(cuda, a.v_cache);
+    arguments_free(&a, d_out);
+    case_free(&c);
+}
+
+/* ---- The cases ---- */
+
+static const shape shapes[] = {    /* ratios of query to KV heads 8, 8, 1, 2, 4, 12, 10, 3 */
+    { .heads = 16, .kv_heads = 2, .dim = 256, .rope = 64, .is_gated = 1 }, { .heads = 32, .kv_heads = 4, .dim = 128, .rope = 128 },
+    { .heads = 3, .kv_heads = 3, .dim = 64, .rope = 64, .is_gated = 1 },   { .heads = 4, .kv_heads = 2, .dim = 64, .rope = 20 },
+    { .heads = 8, .kv_heads = 2, .dim = 256, .rope = 256 },                { .heads = 12, .kv_heads = 1, .dim = 128, .rope = 90, .is_gated = 1 },
+    { .heads = 20, .kv_heads = 2, .dim = 256, .rope = 2 },                 { .heads = 3, .kv_heads = 1, .dim = 128, .rope = 32 },
+};
+static const uint32_t counts[] = { 1, 2, 17, 33, 128, 129, 255, 256, 257, 289, 512, 1001, 4096, 8200, 32768, 131073 };
+enum { SHAPES = sizeof shapes / sizeof *shapes, COUNTS = sizeof counts / sizeof *counts };
+static uint32_t max_count = 32768;
+
+/* Every length; every pattern for the first two shapes, those that find most for the others; the longest for the first two. */
+static void check_shape(int index, spk_cuda_kv_type kv) {
+    const shape *base = &shapes[index];
+    int before = check_failures;
+    for (int n = 0; n < COUNTS; n++)
+        for (int p = 0; p < P_COUNT; p++) {
+            bool is_long = counts[n] > 1001, is_far = counts[n] > 8200;
+            if (counts[n] > max_count || (is_long && p != P_RANDOM && p != P_RISING) || (is_far && (p != P_RANDOM || index > 1))) continue;
+            if (index > 1 && p != P_RANDOM && p != P_RISING && p != P_ONE_HOT) continue;
+            shape s = *base;
+            s.kv = kv;
+            s.count = counts[n];
+            s.capacity = counts[n] + (uint32_t)(n % 3) * 70;
+            check_case(&s, (pattern)p);
+        }
+    printf("%-4s attention %u/%u heads of %u, %s\n", before == check_failures ? "ok" : "FAIL", base->heads, base->kv_heads, base->dim,
+           kv == SPK_CUDA_KV_Q8 ? "q8" : "f16");
+    fflush(stdout);
+    shown = 0;
+}
+
+/* Tokens one after another, as a session does: what was stored at one position is what later ones read. */
+static void sequence_of_tokens(void) {
+    shape s = { .heads = 8, .kv_heads = 2, .dim = 64, .rope = 32, .capacity = 300, .count = 1 };
+    for (int kv = 0; kv < 2; kv++) {
+        s.kv = (spk_cuda_kv_type)kv;
+        s.count = 1;
+        host_case c = case_new(&s, P_RANDOM);
+        float *d_out;
+        spk_error err;
+        spk_cuda_attention a = arguments(&c, &d_out);
+        a.k_cache = device(c.cache_bytes, c.k_cache);
+        a.v_cache = device(c.cache_bytes, c.v_cache);
+        for (uint32_t position = 0; position < s.capacity; position++) {
+            c.s.count = position + 1;
+            (void)snprintf(case_text, sizeof case_text, "sequence, token %u, kv %d", position, kv);
+            for (uint32_t i = 0; i < s.heads * s.dim; i++) c.q[i] = check_uniform(&random_state);
+            for (uint32_t i = 0; i < s.kv_heads * s.dim; i++) c.k[i] = check_uniform(&random_state), c.v[i] = check_uniform(&random_state);
+            must(spk_cuda_upload(cuda, (void *)(uintptr_t)a.d_position, &position, 4, &err), &err);
+            must(spk_cuda_upload(cuda, (void *)(uintptr_t)a.q, c.q, s.heads * s.dim * 4, &err), &err);
+            must(spk_cuda_upload(cuda, (void *)(uintptr_t)a.k, c.k, s.kv_heads * s.dim * 4, &err), &err);
+            must(spk_cuda_upload(cuda, (void *)(uintptr_t)a.v, c.v, s.kv_heads * s.dim * 4, &err), &err);
+            run(&c, &a, d_out);
+            memcpy(c.k_cache, c.k_after, position > 0 ? c.cache_bytes : 0);
+            memcpy(c.v_cache, c.v_after, position > 0 ? c.cache_bytes : 0);
+            must(spk_cuda_download(cuda, c.k_after, a.k_cache, c.cache_bytes, &err), &err);
+            must(spk_cuda_download(cuda, c.v_after, a.v_cache, c.cache_bytes, &err), &err);
+            check_untouched(&c);
+            check_stored(&c);
+            if (position % 7 == 0 || position > 250) check_output(&c);
+        }
+        spk_cuda_free(cuda, a.k_cache);
+        spk_cuda_free(cuda, a.v_cache);
+        arguments_free(&a, d_out);
+        case_free(&c);
+    }
+    shown = 0;
+}
+
+/* Caches of more than 4 GiB, all zeros but for a few rows of the last KV head. */
+static void offsets_beyond_4_gib(void) {
+    shape s = { .heads = 8, .kv_heads = 8, .dim = 256, .rope = 64, .capacity = 1200000, .count = 1 }, small = s;
+    static const uint32_t rows[] = { 5, 600001, 1199900 };
+    enum { ROWS = sizeof rows / sizeof *rows };
+    spk_error err;
+    void *k_cache = NULL, *v_cache = NULL;
+    const spk_cuda_attention wide = described(&s);
+    if (spk_cuda_allocate(cuda, spk_cuda_attention_cache_bytes(&wide), "K", &k_cache, &err) != SPK_OK ||
+        spk_cuda_allocate(cuda, spk_cuda_attention_cache_bytes(&wide), "V", &v_cache, &err) != SPK_OK) {
+        spk_cuda_free(cuda, k_cache);
+        SKIP("too little GPU memory for caches of more than 4 GiB");
+        return;
+    }
+    (void)snprintf(case_text, sizeof case_text, "beyond 4 GiB");
+    small.capacity = 32;
+    host_case c = case_new(&small, P_RANDOM);
+    c.s = s;
+    c.s.count = s.capacity - 7;
+    double k[ROWS + 2][DIM_MAX] = { { 0 } }, v[ROWS + 2][DIM_MAX] = { { 0 } };
+    query r = query_of(&c, 7);
+    for (int i = 0; i < ROWS; i++)
+        for (uint32_t d = 0; d < s.dim; d++) {
+            uint16_t half[2] = { spk_f32_to_f16((float)(r.q[d] * (22 + i))), spk_f32_to_f16(check_uniform(&random_state)) };
+            k[i][d] = (double)spk_f16_to_f32(half[0]), v[i][d] = (double)spk_f16_to_f32(half[1]);
+            must(spk_cuda_upload(cuda, (uint8_t *)k_cache + attention_find(&wide, false, rows[i], 7, d).code, &half[0], 2, &err), &err);
+            must(spk_cuda_upload(cuda, (uint8_t *)v_cache + attention_find(&wide, true, rows[i], 7, d).code, &half[1], 2, &err), &err);
+        }
+    float *d_out;
+    spk_cuda_attention a = arguments(&c, &d_out);
+    a.k_cache = k_cache;
+    a.v_cache = v_cache;
+    run(&c, &a, d_out);
+    for (uint32_t d = 0; d < s.dim; d++) {
+        uint16_t half[2];
+        must(spk_cuda_download(cuda, &half[0], (uint8_t *)k_cache + attention_find(&wide, false, c.s.count - 1, 7, d).code, 2, &err), &err);
+        must(spk_cuda_download(cuda, &half[1], (uint8_t *)v_cache + attention_find(&wide, true, c.s.count - 1, 7, d).code, 2, &err), &err);
+        k[ROWS][d] = (double)spk_f16_to_f32(half[0]), v[ROWS][d] = (double)spk_f16_to_f32(half[1]);
+    }
+    head_sums t = { .top = -INFINITY };
+    double score[ROWS + 2], error[ROWS + 2];
+    for (int i = 0; i < ROWS + 2; i++) {             /* the last: a row of zeros, many times */
+        score[i] = score_of(&r, k[i], s.dim, &error[i]);
+        t.top = fmax(t.top, score[i]);
+    }
+    for (int i = 0; i < ROWS + 2; i++) add_row(&t, score[i], error[i], i <= ROWS ? 1 : (double)c.s.count - ROWS - 1, v[i], s.dim);
+    check_head(&c, 7, &t, s.capacity / 128 + 1, spk_cuda_sm_count(cuda));
+    spk_cuda_free(cuda, k_cache);
+    spk_cuda_free(cuda, v_cache);
+    arguments_free(&a, d_out);
+    case_free(&c);
+    shown = 0;
+}
+
+/* ---- Speed ---- */
+
+static double now_s(void) {
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Chains of 20 calls, each over caches of its own; as many chains as make 512 MB, so that no call finds its cache in L2. */
+static void bench_case(const shape *s) {
+    shape small = *s;
+    small.count = 1;
+    small.capacity = 32;
+    host_case c = case_new(&small, P_RANDOM);
+    c.s = *s;
+    float *d_out;
+    spk_error err;
+    spk_cuda_attention a = arguments(&c, &d_out);
+    uint64_t bytes = spk_cuda_attention_cache_bytes(&a), chains = UINT64_C(512000000) / (2 * bytes * BENCH_CALLS) + 1;
+    uint8_t *memory = device(chains * BENCH_CALLS * 2 * bytes, NULL);
+    must(spk_cuda_fill(cuda, memory, 0x3C, chains * BENCH_CALLS * 2 * bytes, &err), &err);
+    spk_cuda_step **steps = must_have(calloc(chains, sizeof *steps));
+    for (uint64_t i = 0; i < chains; i++) {
+        spk_cuda_attention calls[BENCH_CALLS];
+        for (uint64_t j = 0; j < BENCH_CALLS; j++) {
+            calls[j] = a;
+            calls[j].k_cache = memory + (i * BENCH_CALLS + j) * 2 * bytes;
+            calls[j].v_cache = (uint8_t *)calls[j].k_cache + bytes;
+        }
+        steps[i] = record(calls, BENCH_CALLS);
+    }
+    double us[BENCH_REPEATS + 1];
+    for (int repeat = 0; repeat <= BENCH_REPEATS; repeat++) {      /* the first warms up */
+        double start = now_s();
+        for (uint64_t i = 0; i < chains; i++) must(spk_cuda_step_run(cuda, steps[i], 1, &err), &err);
+        must(spk_cuda_wait(cuda, &err), &err);
+        us[repeat] = (now_s() - start) * 1e6 / (double)(chains * BENCH_CALLS);
+    }
+    qsort(us + 1, BENCH_REPEATS, sizeof *us, by_value);
+    double read = 2.0 * (double)bytes * s->count / ((s->capacity + 31) / 32 * 32);
+    printf("bench %u/%u heads of %u, %s: context %6u: %7.2f us a call (best %.2f), %6.1f MB, %5.0f GB/s\n", s->heads, s->kv_heads, s->dim,
+           s->kv == SPK_CUDA_KV_Q8 ? "q8 " : "f16", s->count, us[1 + BENCH_REPEATS / 2], us[1], read * 1e-6, read * 1e-3 / us[1 + BENCH_REPEATS / 2]);
+    fflush(stdout);
+    for (uint64_t i = 0; i < chains; i++) spk_cuda_step_free(steps[i]);
+    free(steps);
+    spk_cuda_free(cuda, memory);
+    arguments_free(&a, d_out);
+    case_free(&c);
+}
+
+static void bench(void) {
+    static const uint32_t contexts[] = { 128, 200, 256, 512, 1024, 2048, 4096, 16384, 32768 };
+    printf("bench: %u SMs; medians of %d; every call's caches come from memory\n", spk_cuda_sm_count(cuda), BENCH_REPEATS);
+    for (int i = 0; i < 2; i++)
+        for (int kv = 0; kv < 2; kv++)
+            for (size_t n = 0; n < sizeof contexts / sizeof *contexts; n++) {
+                shape s = shapes[i];
+                s.kv = (spk_cuda_kv_type)kv;
+                s.count = s.capacity = contexts[n];
+                bench_case(&s);
+            }
+}
+
+int main(int argc, char **argv) {
+    bool is_bench = false;
+    for (int i = 1; i < argc; i++) {
+        char *end = argv[i];
+        if (strcmp(argv[i], "--bench") == 0) {
+            is_bench = true;
+            continue;
+        }
+        if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) random_state = strtoull(argv[++i], &end, 10);
+        else if (strcmp(argv[i], "--max-context") == 0 && i + 1 < argc) max_count = (uint32_t)strtoul(argv[++i], &end, 10);
+        if (end == argv[i] || *end != '\0') {
+            fprintf(stderr, "usage: gpu_attention [--max-context N] [--seed N] [--bench]\n");
+            return 2;
+        }
+    }
+    spk_error err;
+    spk_status status = spk_cuda_open(&cuda, &err);
+    if (status == SPK_E_UNSUPPORTED) {
+        printf("no GPU: skipped (%s)\n", err.text);
+        return EXIT_SKIPPED;
+    }
+    must(status, &err);
+    for (int i = 0; i < SHAPES; i++) {
+        check_shape(i, SPK_CUDA_KV_F16);
+        check_shape(i, SPK_CUDA_KV_Q8);
+    }
+    RUN(sequence_of_tokens);
+    if (max_count >= 32768) RUN(offsets_beyond_4_gib);
+    if (is_bench && check_failures == 0) bench();
+    spk_cuda_close(cuda);
+    return CHECK_EXIT();
+}

@@ -1,0 +1,131 @@
+/* tests/test_gpu_step.c - the GPU side of the runtime, with a host that stands in for the device: the step that a session
+ * records, with every fusion switch, against the reference.
+ *
+ * The kernels are not tested here (tests/checkkern.c does that where there is a GPU), but what is made of them.
+ */
+#include "tests/host_device.h"
+
+#include "runtime/runtime.h"
+#include "tests/check.h"
+
+static const char *const MODELS[] = { "packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.gguf",
+                                      "tests/models/tiny-qwen3moe-q4_k_m.gguf",
+                                      "tests/models/tiny-qwen35-q4_k_m.gguf" };
+enum { MODEL_COUNT = 3, TOKEN_COUNT = 12 };
+
+typedef struct { uint32_t vocab; float *logits; } evaluation;     /* [TOKEN_COUNT][vocab] */
+
+static evaluation evaluate(const char *path, spk_backend backend, uint32_t fusions_off, const uint32_t *tokens) {
+    spk_error err = { 0 };
+    spk_model *model = NULL;
+    spk_session *session = NULL;
+    const spk_model_options mo = { .backend = backend, .thread_count = 1 };
+    const spk_session_options so = { .context_tokens = TOKEN_COUNT, .fusions_off = fusions_off };
+    evaluation e = { 0 };
+    CHECK_OK(spk_model_open(path, &mo, &model, &err), err);
+    if (model == NULL) return e;
+    CHECK_OK(spk_session_create(model, &so, &session, &err), err);
+    e.vocab = spk_model_vocab_size(model);
+    e.logits = malloc((size_t)TOKEN_COUNT * e.vocab * sizeof *e.logits);
+    for (uint32_t count = 1; count <= 3; count += 2) {
+        CHECK_OK(spk_session_eval(session, tokens, count, SPK_LOGITS_NONE, NULL, &err), err);
+        spk_session_reset(session);             /* nothing of these may be left, but the count of steps must go on */
+    }
+    CHECK_OK(spk_session_eval(session, tokens, TOKEN_COUNT, SPK_LOGITS_ALL, e.logits, &err), err);
+    spk_session_destroy(session);
+    spk_model_close(model);
+    return e;
+}
+
+/* Mean KL(a || b) in nats. */
+static double divergence(const evaluation *a, const evaluation *b) {
+    double sum = 0;
+    for (uint32_t t = 0; t < TOKEN_COUNT; t++) {
+        const float *x = a->logits + (size_t)t * a->vocab, *y = b->logits + (size_t)t * a->vocab;
+        double x_top = x[0], y_top = y[0], x_sum = 0, y_sum = 0, mean = 0;
+        for (uint32_t i = 1; i < a->vocab; i++) {
+            x_top = fmax(x_top, (double)x[i]);
+            y_top = fmax(y_top, (double)y[i]);
+        }
+        for (uint32_t i = 0; i < a->vocab; i++) {
+            x_sum += exp((double)x[i] - x_top);
+            y_sum += exp((double)y[i] - y_top);
+            mean += exp((double)x[i] - x_top) * ((double)x[i] - x_top - (double)y[i] + y_top);
+        }
+        sum += mean / x_sum - log(x_sum) + log(y_sum);
+    }
+    return sum / TOKEN_COUNT;
+}
+
+static void test_every_fusion_gives_the_same_logits(void) {
+    static const uint32_t tokens[TOKEN_COUNT] = { 17, 900, 3, 3, 1500, 42, 0, 271, 1999, 5, 700, 8 };
+    static const uint32_t off[] = {
+        SPK_FUSE_ROUTER, SPK_FUSE_ADDNORM3, SPK_FUSE_SHEXP, SPK_FUSE_GDN_CORE, SPK_FUSE_GDN_CORE | SPK_FUSE_GDN_CONV,
+        SPK_FUSE_ALL
+    };
+    for (int m = 0; m < MODEL_COUNT; m++) {
+        evaluation ref = evaluate(MODELS[m], SPK_BACKEND_REF, 0, tokens),
+                   fused = evaluate(MODELS[m], SPK_BACKEND_CUDA, 0, tokens);
+        if (ref.logits == NULL || fused.logits == NULL) continue;
+        host_reads_late = true;
+        evaluation late = evaluate(MODELS[m], SPK_BACKEND_CUDA, 0, tokens);
+        host_reads_late = false;
+        CHECK(late.logits != NULL && memcmp(late.logits, fused.logits, (size_t)TOKEN_COUNT * late.vocab * sizeof(float)) == 0,
+              "%s: logits depend on when a signal is seen", MODELS[m]);
+        free(late.logits);
+        double kl = divergence(&ref, &fused);
+        CHECK(kl >= -1e-9 && kl <= 0.001, "%s: mean KL %.6f", MODELS[m], kl);
+        for (size_t i = 0; i < sizeof off / sizeof *off; i++) {
+            evaluation e = evaluate(MODELS[m], SPK_BACKEND_CUDA, off[i], tokens);
+            CHECK(e.logits != NULL && memcmp(e.logits, fused.logits, (size_t)TOKEN_COUNT * e.vocab * sizeof(float)) == 0,
+                  "%s: logits without fusions %u differ", MODELS[m], off[i]);
+            free(e.logits);
+        }
+        free(ref.logits), free(fused.logits);
+    }
+}
+
+/* A step that used the wrong expert, position or head would show. */
+static void test_a_wrong_kernel_shows(void) {
+    static const uint32_t tokens[TOKEN_COUNT] = { 17, 900, 3, 3, 1500, 42, 0, 271, 1999, 5, 700, 8 };
+    static const host_fault_kind faults[] = { FAULT_HEAD_MAP, FAULT_ATTEND_LAST, FAULT_EXPERT_STRIDE, FAULT_SHARED_GATE,
+                                              FAULT_WEIGHT_OUT, FAULT_INPUTS_EARLY, FAULT_ROUTED_EARLY };
+    evaluation ref = evaluate(MODELS[0], SPK_BACKEND_REF, 0, tokens);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        host_fault = faults[i];
+        evaluation e = evaluate(MODELS[0], SPK_BACKEND_CUDA, 0, tokens);
+        CHECK(e.logits != NULL && ref.logits != NULL && !(divergence(&ref, &e) <= 0.001), "fault %d does not show",
+              (int)faults[i]);
+        free(e.logits);
+    }
+    host_fault = FAULT_NONE;
+    free(ref.logits);
+}
+
+/* A signal that is not given, and one that the step before has left set: on a GPU the first hangs and the second lies. */
+static void test_a_wrong_signal_ends_the_step(void) {
+    static const struct { host_fault_kind fault; uint32_t token_count; } cases[] = { { FAULT_NO_SIGNAL, 1 }, { FAULT_STEP, 2 } };
+    static const uint32_t tokens[2] = { 17, 900 };
+    spk_error err = { 0 };
+    spk_model *model = NULL;
+    const spk_model_options mo = { .backend = SPK_BACKEND_CUDA, .thread_count = 1 };
+    const spk_session_options so = { .context_tokens = TOKEN_COUNT };
+    CHECK_OK(spk_model_open(MODELS[1], &mo, &model, &err), err);
+    for (size_t i = 0; model != NULL && i < sizeof cases / sizeof *cases; i++) {
+        spk_session *session = NULL;
+        CHECK_OK(spk_session_create(model, &so, &session, &err), err);
+        host_fault = cases[i].fault;
+        spk_status status = spk_session_eval(session, tokens, cases[i].token_count, SPK_LOGITS_NONE, NULL, &err);
+        CHECK(status != SPK_OK && strstr(err.text, "signal") != NULL, "fault %d: %d %s", (int)cases[i].fault, (int)status, err.text);
+        host_fault = FAULT_NONE;
+        spk_session_destroy(session);
+    }
+    spk_model_close(model);
+}
+
+int main(void) {
+    RUN(test_a_wrong_signal_ends_the_step);
+    RUN(test_every_fusion_gives_the_same_logits);
+    RUN(test_a_wrong_kernel_shows);
+    return CHECK_EXIT();
+}
