@@ -189,7 +189,13 @@ template <class L> __device__ __forceinline__ void add_values(const context<L> &
         for (uint32_t i = 0; i < 4; i++) sums[m][i] = fmaf(sums[m][i], shrink[i % 2], high[m][i] + low[m][i]);
 }
 
-template <class L> __global__ void __launch_bounds__(THREADS, SPK_CTAS_PER_SM) attention_kernel(const __grid_constant__ attention_args p) {
+/* Two CTAs an SM, or as many as the registers of a Q8 cache at head_dim 256 leave room for. */
+#if __CUDA_ARCH__ == 800
+#define CTAS_PER_SM 1
+#else
+#define CTAS_PER_SM 2
+#endif
+template <class L> __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) attention_kernel(const __grid_constant__ attention_args p) {
     chain_release();
     touch_arguments(p);
     const task t = task_of<L>(p);

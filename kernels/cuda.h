@@ -215,7 +215,7 @@ typedef struct {
 } spk_cuda_routing;
 
 /* Routed experts' gate and up, of one type and shape, for one token: h[rank][expert_ff] = silu(G x) * (U x) for the chosen
- * experts.  source.x_out is not written.
+ * experts.  source.x_out is not written and source.has_rest is 0: x is multiplied as one int8 vector.
  * inputs_ready: the source is complete; with it x is prepared while the logits are still being made.
  * routed_ready: where set, choice_out and weight_out get the choice, and it is given then, before the products are made. */
 typedef struct {

@@ -2,8 +2,9 @@
  *
  * Launch edges.  Kernels of a step form one chain with programmatic launch edges (sm_90 and later; plain edges before).
  * A kernel lets its successor start (chain_release), issues loads that depend on nothing written just before it, then waits
- * until its predecessor is complete (chain_wait) and only then reads activations.  A successor can start early only where
- * it fits beside its predecessor, so every kernel takes at most half of an SM's registers and shared memory.
+ * until its predecessor is complete (chain_wait) and only then reads activations.  A successor that fits beside its predecessor
+ * has its loads in flight while that one runs, so shared memory is limited to about half of an SM's.  Registers are not:
+ * measured, what more of them are worth to a kernel is more than starting early is (NOTES.md).
  *
  * What may be read before the wait: weights, whatever the step before wrote (states, caches, the position), since steps are
  * separate launches and those are ordered whole, and what a signal vouches for.
@@ -18,14 +19,6 @@
 namespace spk {
 
 constexpr unsigned FULL = 0xffffffffu;
-
-/* CTAs of the large kernels that registers must leave room for on an SM: two, so that the next kernel fits; one where there is no
- * next kernel to start early, or the compiler would have to spill. */
-#if __CUDA_ARCH__ == 900
-#define SPK_CTAS_PER_SM 2
-#else
-#define SPK_CTAS_PER_SM 1
-#endif
 
 __device__ __forceinline__ void chain_wait() {
 #if __CUDA_ARCH__ >= 900

@@ -68,8 +68,10 @@ struct up_args {
 struct up_jobs {
     const up_args  &a;
     const uint32_t *choice;
-    uint32_t        first, step, end;
+    uint32_t        first;
     float           factor;
+    __device__ __forceinline__ uint32_t step() const { return gridDim.x * a.warps; }
+    __device__ __forceinline__ uint32_t end() const { return a.routing.used_count * a.gate.unit_count; }
     __device__ __forceinline__ job at(uint32_t index) const {
         const uint32_t rank = index / a.gate.unit_count;
         return { rank, index - rank * a.gate.unit_count, 2 };
@@ -99,7 +101,7 @@ __device__ __forceinline__ void publish(const up_args &a, const chosen_experts &
 }
 
 /* Dynamic shared memory: the vector, candidate keys, then the ring. */
-__global__ void __launch_bounds__(THREADS, SPK_CTAS_PER_SM) up_kernel(const __grid_constant__ up_args a) {
+__global__ void __launch_bounds__(THREADS, 1) up_kernel(const __grid_constant__ up_args a) {
     chain_release();
     touch_arguments(a);
     extern __shared__ __align__(128) uint8_t memory[];
@@ -107,23 +109,24 @@ __global__ void __launch_bounds__(THREADS, SPK_CTAS_PER_SM) up_kernel(const __gr
     __shared__ chosen_experts chosen;
     const uint32_t count = a.source.count;
     const bool floats = is_float(a.gate.type);
-    const input_vector v = floats ? carve_f32(memory, count) : carve_int8(memory, count, a.source.has_rest);
-    const uint32_t vector = floats ? f32_bytes(count) : int8_bytes(count, a.source.has_rest);
+    const input_vector v = floats ? carve_f32(memory, count) : carve_int8(memory, count, false);
+    const uint32_t vector = floats ? f32_bytes(count) : int8_bytes(count, false);
     const uint32_t ring_at = (vector + select_bytes(a.routing.expert_count, a.routing.used_count) + 127) / 128 * 128;
     warp_ring ring;
     ring.begin(memory + ring_at, barriers, a.stage_bytes, a.stage_count);
     norm_prefetch norm;
     norm.load(a.source);
     const float_riders none = {};
-    const uint32_t end = a.routing.used_count * a.gate.unit_count, warp = threadIdx.x >> 5;
-    up_jobs jobs = { a, chosen.choice, warp < a.warps ? blockIdx.x + gridDim.x * warp : end, gridDim.x * a.warps, end, 1.0f };
+    const uint32_t warp = threadIdx.x >> 5;
+    up_jobs jobs = { a, chosen.choice, warp < a.warps ? blockIdx.x + gridDim.x * warp : a.routing.used_count * a.gate.unit_count, 1.0f };
     if (a.inputs_ready.d_flag == nullptr) chain_wait();
     else if (threadIdx.x == 0) await(a.inputs_ready);
     __syncthreads();
     jobs.factor = prepare_input(a.source, v, norm, none, false);
     chain_wait();
     route(a.routing, (unsigned long long *)(memory + vector), chosen, WARPS - 1);
-    job_stream<up_jobs> stream(jobs, ring);
+    __shared__ float kept[WARPS][TILES_MAX * 32];
+    job_stream<up_jobs> stream(jobs, ring, kept[warp]);
     stream.start();
     if (a.routed_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && warp == WARPS - 1) publish(a, chosen);
     stream.run(v);
@@ -192,7 +195,7 @@ __device__ __forceinline__ float add_slots(const down_side &s, const float *sums
 }
 
 /* Grid: row groups * parts.  Dynamic shared memory: candidate keys, a piece of h for each warp, the ring, sums [job][32]. */
-__global__ void __launch_bounds__(DOWN_THREADS, SPK_CTAS_PER_SM) down_kernel(const __grid_constant__ down_args a) {
+__global__ void __launch_bounds__(DOWN_THREADS, 1) down_kernel(const __grid_constant__ down_args a) {
     chain_release();
     touch_arguments(a);
     extern __shared__ __align__(128) uint8_t memory[];
@@ -238,7 +241,7 @@ __global__ void __launch_bounds__(DOWN_THREADS, SPK_CTAS_PER_SM) down_kernel(con
             ring.wait(0);
             add_pieces(m, ring.stage(0), m.size_of(j.piece), 1, v, 0, lane, sum);
         }
-        sum[0] = lanes_sum(sum[0], m.lanes_per_row);
+        add_lanes(m, 1, sum);
         if (m.leads(lane)) sums[index * 32 + (lane >> m.row_shift)] = sum[0];
         __syncwarp();
         if (index + warps >= end) break;
@@ -273,7 +276,7 @@ void spk_cuda_launch_experts_up(spk_cuda *cuda, const spk_cuda_experts_up *args)
     up_args a = { args->source, args->routing, make_row_matrix(args->gate), args->up.data, args->expert_stride_bytes, args->h,
                   args->inputs_ready, args->routed_ready, args->choice_out, args->weight_out, 0, 1, 1 };
     const uint32_t jobs = args->routing.used_count * a.gate.unit_count, ctas = std::min(jobs, cuda->sm_count);
-    const uint32_t vector = (is_float(a.gate.type) ? f32_bytes(args->source.count) : int8_bytes(args->source.count, args->source.has_rest)) +
+    const uint32_t vector = (is_float(a.gate.type) ? f32_bytes(args->source.count) : int8_bytes(args->source.count, false)) +
                             select_bytes(args->routing.expert_count, args->routing.used_count) + 128;
     const uint32_t wanted = (jobs + ctas * WARPS - 1) / (ctas * WARPS) * a.gate.piece_count;
     a.stage_bytes = (2 * a.gate.piece_bytes + 127) / 128 * 128;

@@ -6,7 +6,7 @@
  * Launch     one CTA of 12 warps an SM, which takes either tiles or float rows: their vectors differ.  A warp's job is one or
  *            two row groups, or gate and up; its first stages are in flight before chain_wait.  A few
  *            float rows (a router, GDN's alpha and beta) ride along while x is prepared.
- * Resources  at most 80 registers a thread and about half of an SM's shared memory, so that the next kernel fits beside it
+ * Resources  about half of an SM's shared memory, unless a stream is long
  * Reference  spk_kernels.matmul; tolerances in input_cuda.cuh and tile_cuda.cuh, plus k/p + log2 p additions a row
  */
 #include "kernels/backend_cuda.cuh"
@@ -44,20 +44,22 @@ struct gemv_args {
 /* The jobs of one warp.  Neighbouring jobs go to different CTAs. */
 struct gemv_jobs {
     const gemv_args &a;
-    uint32_t first, step, end, first_segment, last_segment;
+    uint32_t first, first_segment, last_segment;
+    bool     is_tile;
     float    factor;
     float   *residual;                   /* shared: [TILES_MAX][32 lanes], for the rows of the job at hand */
     unsigned long long *best;            /* shared: largest key of the CTA, of a greedy end */
 
-    __device__ __forceinline__ gemv_jobs(const gemv_args &args, bool is_tile, float *warp_residual, unsigned long long *cta_best)
-        : a(args), factor(1.0f), residual(warp_residual), best(cta_best) {
-        const uint32_t ctas = is_tile ? a.tile_ctas : gridDim.x - a.tile_ctas, cta = is_tile ? blockIdx.x : blockIdx.x - a.tile_ctas;
-        end = is_tile ? a.tile_jobs : a.float_jobs;
-        first = threadIdx.x >> 5 < a.warps ? cta + ctas * (threadIdx.x >> 5) : end;
-        step = ctas * a.warps;
+    __device__ __forceinline__ gemv_jobs(const gemv_args &args, bool tiles, float *warp_residual, unsigned long long *cta_best)
+        : a(args), is_tile(tiles), factor(1.0f), residual(warp_residual), best(cta_best) {
+        const uint32_t cta = is_tile ? blockIdx.x : blockIdx.x - a.tile_ctas, warp = threadIdx.x >> 5;
+        first = warp < a.warps ? cta + ctas() * warp : end();
         first_segment = is_tile ? 0 : a.tile_segments;
         last_segment = (is_tile ? a.tile_segments : a.float_segments) - 1;
     }
+    __device__ __forceinline__ uint32_t ctas() const { return is_tile ? a.tile_ctas : gridDim.x - a.tile_ctas; }
+    __device__ __forceinline__ uint32_t step() const { return ctas() * a.warps; }
+    __device__ __forceinline__ uint32_t end() const { return is_tile ? a.tile_jobs : a.float_jobs; }
     __device__ __forceinline__ job at(uint32_t index) const {
         uint32_t owner = first_segment;
         while (owner < last_segment && index >= a.segments[owner + 1].first_job) owner++;
@@ -149,7 +151,7 @@ __device__ __forceinline__ void finish_greedy(const gemv_args &a, const unsigned
 }
 
 /* Dynamic shared memory: the vector, then the ring. */
-__global__ void __launch_bounds__(THREADS, SPK_CTAS_PER_SM) gemv_kernel(const __grid_constant__ gemv_args a) {
+__global__ void __launch_bounds__(THREADS, 1) gemv_kernel(const __grid_constant__ gemv_args a) {
     chain_release();
     touch_arguments(a);
     extern __shared__ __align__(128) uint8_t memory[];
@@ -164,7 +166,8 @@ __global__ void __launch_bounds__(THREADS, SPK_CTAS_PER_SM) gemv_kernel(const __
     gemv_jobs jobs(a, is_tile, residual[threadIdx.x >> 5], &best);
     warp_ring ring;
     ring.begin(memory + vector_bytes / 128 * 128 + a.rider_bytes, barriers, a.stage_bytes, a.stage_count);
-    job_stream<gemv_jobs> stream(jobs, ring);
+    __shared__ float kept[WARPS][TILES_MAX * 32];
+    job_stream<gemv_jobs> stream(jobs, ring, kept[threadIdx.x >> 5]);
     stream.start();
     float_riders riders;
     riders.memory = memory + vector_bytes / 128 * 128;

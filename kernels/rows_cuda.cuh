@@ -85,8 +85,8 @@ __device__ __forceinline__ float dot_floats(uint32_t type, const uint8_t *piece,
     return kept;
 }
 
-/* Add the lane's part of up to TILES_MAX pieces, which lie side by side, to sums; lanes_sum over a row's lanes makes them whole.
- * first_column is where the pieces' columns begin in v, which is int8 for tiles, F32 for floats. */
+/* Add the lane's part of up to TILES_MAX pieces, which lie side by side, to sums.  first_column is where the pieces' columns
+ * begin in v, which is int8 for tiles, F32 for floats. */
 __device__ __forceinline__ void add_pieces(const row_matrix &m, const uint8_t *pieces, uint32_t size_bytes, uint32_t piece_count,
                                            const input_vector &v, uint32_t first_column, uint32_t lane, float sums[TILES_MAX]) {
     if (is_float(m.type)) {
@@ -102,6 +102,13 @@ __device__ __forceinline__ void add_pieces(const row_matrix &m, const uint8_t *p
     if (v.rest != nullptr) add_tiles<true>(m.type, pieces, size_bytes, piece_count, v, kb, lane, sums);
     else add_tiles<false>(m.type, pieces, size_bytes, piece_count, v, kb, lane, sums);
 }
+/* The sums of a row's lanes, in all of them.  A tile's are made for each piece, and pieces are added in order; those of floats
+ * once, at the end: so experts_down, whose pieces are different warps', gets the same bits. */
+__device__ __forceinline__ void add_lanes(const row_matrix &m, uint32_t piece_count, float sums[TILES_MAX]) {
+#pragma unroll
+    for (uint32_t i = 0; i < TILES_MAX; i++)
+        if (i < piece_count) sums[i] = lanes_sum(sums[i], m.lanes_per_row);
+}
 
 /* ---- A warp's work: jobs of a few units of one shape that share x, streamed through its ring ---- */
 
@@ -110,7 +117,7 @@ struct job {
     uint32_t count;                      /* units, at most TILES_MAX */
 };
 
-/* JOBS has: uint32_t first, step, end (of this warp); job at(index); the job's shape(job), its first_unit(job) and how many bytes
+/* JOBS has: uint32_t first, step(), end() (of this warp); job at(index); the job's shape(job), its first_unit(job) and how many bytes
  * apart(job) the units are; prepare(job), called before its products, and put(job, sums), after them, by all lanes with the sums
  * of the rows that they share. */
 template <class JOBS> struct job_stream {
@@ -118,10 +125,19 @@ template <class JOBS> struct job_stream {
     warp_ring  &ring;
     job         current;                 /* the first job is looked up before the wait */
     uint32_t    fill_index, fill_piece;
+    float      *kept;                    /* shared: [TILES_MAX][32], sums of a unit's pieces so far */
 
-    __device__ __forceinline__ job_stream(JOBS &j, warp_ring &r) : jobs(j), ring(r), fill_index(j.first), fill_piece(0) {}
+    __device__ __forceinline__ job_stream(JOBS &j, warp_ring &r, float *sums) : jobs(j), ring(r), fill_index(j.first), fill_piece(0), kept(sums) {}
+    __device__ __forceinline__ void keep(const float sums[TILES_MAX]) const {
+#pragma unroll
+        for (uint32_t i = 0; i < TILES_MAX; i++) kept[32 * i + (threadIdx.x & 31)] = sums[i];
+    }
+    __device__ __forceinline__ void take_kept(float sums[TILES_MAX]) const {
+#pragma unroll
+        for (uint32_t i = 0; i < TILES_MAX; i++) sums[i] = kept[32 * i + (threadIdx.x & 31)] + sums[i];
+    }
     __device__ __forceinline__ void fill(uint32_t stage) {
-        if (fill_index >= jobs.end) {
+        if (fill_index >= jobs.end()) {
             ring.skip();
             return;
         }
@@ -131,33 +147,35 @@ template <class JOBS> struct job_stream {
                   filling.count);
         if (++fill_piece < shape.piece_count) return;
         fill_piece = 0;
-        fill_index += jobs.step;
+        fill_index += jobs.step();
     }
     __device__ __forceinline__ void start() {
-        if (fill_index < jobs.end) current = jobs.at(fill_index);
+        if (fill_index < jobs.end()) current = jobs.at(fill_index);
         for (uint32_t s = 0; s < ring.stage_count; s++) fill(s);
     }
     __device__ __forceinline__ void run(const input_vector &v) {
         const uint32_t lane = threadIdx.x & 31;
         uint32_t stage = 0;
 #pragma unroll 1
-        for (uint32_t index = jobs.first; index < jobs.end; index += jobs.step) {
+        for (uint32_t index = jobs.first; index < jobs.end(); index += jobs.step()) {
             if (index != jobs.first) current = jobs.at(index);
             const row_matrix &shape = jobs.shape(current);
-            float sums[TILES_MAX] = { 0.0f };
             jobs.prepare(current);
 #pragma unroll 1
             for (uint32_t piece = 0; piece < shape.piece_count; piece++) {
+                const bool is_whole = !is_float(shape.type) || piece + 1 == shape.piece_count;
+                float sums[TILES_MAX] = { 0.0f };
                 ring.wait(stage);
+                if (piece > 0 && is_float(shape.type)) take_kept(sums);
                 add_pieces(shape, ring.stage(stage), shape.size_of(piece), current.count, v, piece * shape.piece_columns(), lane, sums);
                 __syncwarp();
                 fill(stage);
                 stage = stage + 1 == ring.stage_count ? 0 : stage + 1;
+                if (is_whole) add_lanes(shape, current.count, sums);
+                if (piece > 0 && !is_float(shape.type)) take_kept(sums);
+                if (piece + 1 == shape.piece_count) jobs.put(current, sums);
+                else keep(sums);
             }
-#pragma unroll
-            for (uint32_t i = 0; i < TILES_MAX; i++)
-                if (i < current.count) sums[i] = lanes_sum(sums[i], shape.lanes_per_row);
-            jobs.put(current, sums);
         }
     }
 };

@@ -81,7 +81,6 @@ typedef struct {
 static float *floats(uint64_t count) { return must_have(calloc(count, sizeof(float))); }
 static uint32_t q_stride(const shape *s) { return (s->is_gated ? 2 : 1) * s->dim; }
 
-/* Keys with a score of about `score` against a one-hot q, or of any size. */
 static void fill_past(host_case *c, pattern p) {
     const shape *s = &c->s;
     float k[DIM_MAX], v[DIM_MAX], same[DIM_MAX];

@@ -245,6 +245,19 @@ static void reset_starts_over_and_the_context_has_an_end(void) {
     spk_model_close(model);
 }
 
+static void a_cpu_session_refuses_a_cache_in_q8(void) {
+    spk_error err = { 0 };
+    spk_model *model = NULL;
+    spk_session *session = NULL;
+    spk_model_options mo = { .backend = SPK_BACKEND_REF };
+    spk_session_options so = { .context_tokens = 8, .kv_q8 = true };
+    CHECK_OK(spk_model_open(MODELS[0][0], &mo, &model, &err), err);
+    CHECK(spk_session_create(model, &so, &session, &err) == SPK_E_UNSUPPORTED, "a CPU session with kv_q8");
+    CHECK(session == NULL && strstr(err.text, "q8") != NULL && strstr(err.text, "cuda") != NULL, "%s", err.text);
+    spk_session_destroy(session);
+    spk_model_close(model);
+}
+
 static void what_is_no_model_is_refused_in_one_line(void) {
     char fifo[64];
     (void)snprintf(fifo, sizeof fifo, "/tmp/spk-test-session-%d.fifo", (int)getpid());
@@ -266,6 +279,7 @@ int main(void) {
     RUN(a_native_pack_gives_the_bits_of_its_gguf);
     RUN(the_fast_path_follows_the_reference_on_any_shape);
     RUN(reset_starts_over_and_the_context_has_an_end);
+    RUN(a_cpu_session_refuses_a_cache_in_q8);
     RUN(what_is_no_model_is_refused_in_one_line);
     return CHECK_EXIT();
 }
