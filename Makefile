@@ -45,6 +45,9 @@ ifeq ($(origin CUDA_ARCH),undefined)
 NVCC_KNOWS := $(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code 2>/dev/null))
 CUDA_ARCH  := $(filter $(or $(NVCC_KNOWS),%),80 86 89 90 100 120)
 endif
+ifneq ($(if $(strip $(CUDA_ARCH)),$(filter-out 80 86 87 89 90 100 103 120 121,$(CUDA_ARCH)),none),)
+$(error CUDA_ARCH="$(CUDA_ARCH)": expected numbers of 80 86 87 89 90 100 103 120 121, such as "80 90")
+endif
 CUDA_NEWEST := $(lastword $(shell printf '%s\n' $(CUDA_ARCH) | sort -n))
 CUDA_LIB   := $(firstword $(wildcard $(addsuffix /libcudart_static.a,$(addprefix $(patsubst %/bin/nvcc,%,$(realpath \
               $(shell command -v "$(NVCC)")))/,lib64 lib targets/$(ARCH)-linux/lib))) -lcudart_static)

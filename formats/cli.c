@@ -18,6 +18,10 @@ int spk_cli_fail(const char *tool, const spk_error *err) {
     return err->status == SPK_E_USAGE ? SPK_EXIT_USAGE : SPK_EXIT_FAILED;
 }
 
+void spk_cli_note(const char *tool, const char *what, const char *why) {
+    if (why != NULL) fprintf(stderr, "%s: %s: %s\n", tool, what, why);
+}
+
 int spk_cli_usage(const char *tool, const char *format, ...) {
     fprintf(stderr, "%s: ", tool);
     va_list args;

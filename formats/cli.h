@@ -17,6 +17,8 @@ enum { SPK_EXIT_DONE = 0, SPK_EXIT_FAILED = 1, SPK_EXIT_USAGE = 2 };
 
 /* Prints "tool: text" for the error and returns the exit status it deserves (USAGE for SPK_E_USAGE, else FAILED). */
 int spk_cli_fail(const char *tool, const spk_error *err);
+/* "tool: what: why" on stderr, where something went on all the same; nothing if why is NULL. */
+void spk_cli_note(const char *tool, const char *what, const char *why);
 /* Prints "tool: message; see tool --help"; returns SPK_EXIT_USAGE. */
 int spk_cli_usage(const char *tool, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -14,30 +14,48 @@ struct spk_cuda_step {
 
 using spk::fail;
 
+/* Of a kernel, at most; and how much more than half of an SM a kernel may take, since none's neighbours take that much both. */
+enum { STATIC_SHARED_MAX = 8192, OVER_HALF_BYTES = 12288 };
+
+/* Is there code for this device in the program? */
+static __global__ void probe_kernel() {}
+
+/* Whatever is wrong with the device or the driver, it is not usable. */
+static spk_status unusable(cudaError_t error, const char *what, spk_error *err) {
+    if (error == cudaSuccess) return SPK_OK;
+    (void)cudaGetLastError();
+    return spk_fail(err, SPK_E_UNSUPPORTED, "backend cuda: no usable GPU: %s: %s", what, cudaGetErrorString(error));
+}
+
 spk_status spk_cuda_open(spk_cuda **out, spk_error *err) {
     int count = 0, major = 0, sms = 0, sm_shared = 0, cta_shared = 0;
+    cudaFuncAttributes known = {};
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0)
         return spk_fail(err, SPK_E_UNSUPPORTED, "backend cuda: no usable GPU: %s",
                         error != cudaSuccess ? cudaGetErrorString(error) : "no device");
-    SPK_TRY(fail(cudaSetDevice(0), "choosing the device", err));
-    SPK_TRY(fail(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "asking for its version", err));
-    SPK_TRY(fail(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0), "asking for its size", err));
-    SPK_TRY(fail(cudaDeviceGetAttribute(&sm_shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, 0), "asking for its size", err));
-    SPK_TRY(fail(cudaDeviceGetAttribute(&cta_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), "asking for its size", err));
-    if (major < 8)
-        return spk_fail(err, SPK_E_UNSUPPORTED, "backend cuda: the GPU is sm_%d0, expected sm_80 or later", major);
+    SPK_TRY(unusable(cudaSetDevice(0), "choosing the device", err));
+    SPK_TRY(unusable(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "asking for its version", err));
+    SPK_TRY(unusable(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0), "asking for its size", err));
+    SPK_TRY(unusable(cudaDeviceGetAttribute(&sm_shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, 0), "asking for its size", err));
+    SPK_TRY(unusable(cudaDeviceGetAttribute(&cta_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), "asking for its size", err));
+    if (major < 8 || sms < 2)
+        return spk_fail(err, SPK_E_UNSUPPORTED, "backend cuda: the GPU is sm_%d0 with %d multiprocessors, expected sm_80 or later and two",
+                        major, sms);
+    SPK_TRY(unusable(cudaFuncGetAttributes(&known, (const void *)probe_kernel), "code for it", err));
     spk_cuda *cuda = (spk_cuda *)calloc(1, sizeof *cuda);
     if (cuda == nullptr) return spk_fail(err, SPK_E_MEMORY, "out of memory");
-    cudaError_t created = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
-    if (created != cudaSuccess) {
+    const spk_status status = unusable(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking), "opening the device", err);
+    if (status != SPK_OK) {
         free(cuda);
-        return fail(created, "opening the device", err);
+        return status;
     }
     cuda->sm_count = (uint32_t)sms;
     cuda->has_chain = major >= 9;
-    cuda->shared_budget_bytes = (uint32_t)sm_shared / 2 + 12288 < (uint32_t)cta_shared ? (uint32_t)sm_shared / 2 + 12288 : (uint32_t)cta_shared - 8192;
-    cuda->shared_long_bytes = (uint32_t)cta_shared - 8192;
+    cuda->shared_max_bytes = (uint32_t)cta_shared;
+    cuda->shared_long_bytes = cuda->shared_max_bytes - STATIC_SHARED_MAX;
+    const uint32_t half = (uint32_t)sm_shared / 2 + OVER_HALF_BYTES;
+    cuda->shared_budget_bytes = half < cuda->shared_long_bytes ? half : cuda->shared_long_bytes;
     *out = cuda;
     return SPK_OK;
 }
@@ -85,6 +103,7 @@ spk_status spk_cuda_wait(spk_cuda *cuda, spk_error *err) {
 
 spk_status spk_cuda_step_begin(spk_cuda *cuda, spk_error *err) {
     cuda->first_error = cudaSuccess;
+    cuda->first_error_at = nullptr;
     cuda->launch_count = 0;
     return fail(cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal), "recording a step", err);
 }
@@ -102,6 +121,8 @@ spk_status spk_cuda_step_end(spk_cuda *cuda, spk_cuda_step **out, spk_error *err
     if (error != cudaSuccess || step == nullptr) {
         if (graph != nullptr) (void)cudaGraphDestroy(graph);
         free(step);
+        if (error == spk::TOO_LARGE && cuda->first_error_at != nullptr)
+            return spk_fail(err, SPK_E_UNSUPPORTED, "GPU: %s: a matrix of the model is too wide for this GPU's shared memory", cuda->first_error_at);
         return error == cudaSuccess ? spk_fail(err, SPK_E_MEMORY, "out of memory")
                                     : fail(error, cuda->first_error_at ? cuda->first_error_at : "recording a step", err);
     }

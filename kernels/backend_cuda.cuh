@@ -11,6 +11,7 @@ struct spk_cuda {
     uint32_t     shared_budget_bytes;   /* of a CTA that leaves room for the next kernel's: half of an SM and 12 KiB, since no
                                            kernel's neighbours take that much both */
     uint32_t     shared_long_bytes;     /* of a CTA that runs long enough to be better off alone */
+    uint32_t     shared_max_bytes;      /* of a CTA, static and dynamic together */
     cudaStream_t stream;
     cudaError_t  first_error;    /* of the step being recorded */
     const char  *first_error_at;
@@ -19,6 +20,7 @@ struct spk_cuda {
 
 namespace spk {
 
+constexpr cudaError_t TOO_LARGE = cudaErrorInvalidConfiguration;    /* a launch that needs more shared memory than there is */
 constexpr uint32_t CLUSTER_PORTABLE = 8;            /* CTAs that every device with clusters takes */
 
 /* What the runtime answered to a call, as spk's status. */
@@ -40,8 +42,13 @@ struct launch_shape {
         const void *function = (const void *)kernel;
         /* The same split of L1 and shared memory for all kernels: an SM has to be empty to change it. */
         error = cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-        if (error == cudaSuccess && shared_bytes > 48 * 1024)
-            error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+        /* The limit belongs to the function, not to this launch: always all that the device has, never less than another thread
+         * may be about to use. */
+        cudaFuncAttributes known = {};
+        if (error == cudaSuccess) error = cudaFuncGetAttributes(&known, function);
+        const uint32_t room = cuda->shared_max_bytes - (uint32_t)known.sharedSizeBytes;
+        if (error == cudaSuccess && shared_bytes > room) error = TOO_LARGE;
+        if (error == cudaSuccess) error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)room);
         if (error == cudaSuccess && cluster_size > CLUSTER_PORTABLE)
             error = cudaFuncSetAttribute(function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
         config.gridDim = grid;

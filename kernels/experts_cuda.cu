@@ -3,13 +3,15 @@
  * Maths      up: h[r] = silu(G_e x) * (U_e x), e the r-th of the chosen;
  *            down: routed = sum_r weight_r D_e h[r], shared = sigmoid(g) S h_shared
  * Bytes      Qwen3.6, Q4_K gate and up, Q5_K down: 9.4 MB and 5.8 MB a layer, plus 0.6 MB of the shared expert
- * Launch     up: a warp takes a gate and an up tile; weights are asked for as soon as the choice is known, x is prepared while
- *            they come.  It releases only after its wait, and so vouches for the logits to the next kernel.
- *            down: selects, and has all its weights in flight, while up still runs.  A CTA takes one row group of all ranks
- *            of its part and of the shared expert, a warp one tile of one rank with its own piece of h; the CTA adds the tiles
- *            and then the ranks in order: no atomics on floats, so the same token twice gives the same bits
+ * Launch     up: a warp takes a gate and an up tile; weights are asked for as soon as the choice is known, which down is told
+ *            then.  x is prepared while the logits are still being made.
+ *            down: has all its weights in flight while up still runs, where it is told the choice.  A CTA takes one row group of
+ *            all ranks of its part and of the shared expert, a warp one tile of one rank with its own piece of h; the CTA adds
+ *            the tiles and then the ranks in order: no atomics on floats, so the same token twice gives the same bits
  * Reference  spk_kernels.top_k, matmul, swiglu, add_scaled; tolerances in input_cuda.cuh and tile_cuda.cuh
  */
+#include <assert.h>
+
 #include "kernels/backend_cuda.cuh"
 #include "kernels/rows_cuda.cuh"
 #include "kernels/select_cuda.cuh"
@@ -273,6 +275,7 @@ void spk_cuda_launch_top_k(spk_cuda *cuda, const spk_cuda_top_k *args) {
 
 void spk_cuda_launch_experts_up(spk_cuda *cuda, const spk_cuda_experts_up *args) {
     using namespace spk;
+    assert(args->up.type == args->gate.type && args->up.layout == args->gate.layout);
     up_args a = { args->source, args->routing, make_row_matrix(args->gate), args->up.data, args->expert_stride_bytes, args->h,
                   args->inputs_ready, args->routed_ready, args->choice_out, args->weight_out, 0, 1, 1 };
     const uint32_t jobs = args->routing.used_count * a.gate.unit_count, ctas = std::min(jobs, cuda->sm_count);

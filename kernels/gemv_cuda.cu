@@ -9,6 +9,8 @@
  * Resources  about half of an SM's shared memory, unless a stream is long
  * Reference  spk_kernels.matmul; tolerances in input_cuda.cuh and tile_cuda.cuh, plus k/p + log2 p additions a row
  */
+#include <assert.h>
+
 #include "kernels/backend_cuda.cuh"
 #include "kernels/choice_cuda.cuh"
 #include "kernels/rows_cuda.cuh"
@@ -288,6 +290,7 @@ void spk_cuda_launch_gemv(spk_cuda *cuda, const spk_cuda_gemv *args) {
     for (uint32_t kind = 0; kind < 3; kind++) {          /* tiles, floats, riders */
         for (uint32_t i = 0; i < args->segment_count; i++) {
             const spk_cuda_segment &s = args->segments[i];
+            assert(s.up.data == nullptr || (s.up.type == s.w.type && s.up.layout == s.w.layout && s.up.row_count == s.w.row_count));
             const uint32_t own = !is_float(s.w.type) ? 0 : rides(cuda, args, s) ? 2 : 1;
             if (own == kind) a.segments[count++] = { make_row_matrix(s.w), s.up.data, s.y, s.residual, 0 };
         }

@@ -38,6 +38,7 @@ static const char HELP[] =
     "  --backend NAME   auto, cpu, ref or cuda                                       [auto]\n"
     "  --base-backend NAME\n"
     "                   BASE on another one: BASE against itself then measures backends [as --backend]\n"
+    "  --kv f16|q8      keys and values of the candidates, on a GPU; against a base in f16      [f16]\n"
     "  --threads N      never changes a result                                       [all CPUs]\n"
     "  -h, --help       this text\n"
     "  -V, --version    version\n"
@@ -50,6 +51,7 @@ typedef struct {
     uint64_t    ctx, max_tokens, thread_count;   /* ctx 0: not given */
     spk_backend backend, base_backend;
     bool        has_base_backend;            /* else base_backend is not looked at */
+    bool        is_kv_q8;                    /* of the candidates */
     bool        has_max_kl, has_min_top1;
     double      max_kl, min_top1;
     const char *paths[MODELS_MAX];       /* base, candidates */
@@ -83,6 +85,7 @@ static spk_status open_models(comparison *c, spk_error *err) {
         spk_status status = spk_model_open(a->paths[m], &options, &c->models[m], err);
         spk_cli_progress_end(&progress);
         if (status != SPK_OK) return status;
+        spk_cli_note(TOOL, "on the CPU, not on the GPU", spk_model_gpu_refusal(c->models[m]));
         uint32_t vocab_size = spk_model_vocab_size(c->models[m]);
         if (m == 0) c->vocab_size = vocab_size;
         if (vocab_size != c->vocab_size)
@@ -101,7 +104,8 @@ static spk_status open_models(comparison *c, spk_error *err) {
 
 static spk_status make_sessions(comparison *c, spk_error *err) {
     for (uint32_t m = 0; m < c->arguments->model_count; m++) {
-        spk_session_options options = { .context_tokens = (uint32_t)c->ctx, .batch_tokens = BATCH };
+        spk_session_options options = { .context_tokens = (uint32_t)c->ctx, .batch_tokens = BATCH,
+                                        .kv_q8 = m > 0 && c->arguments->is_kv_q8 };
         SPK_TRY(spk_session_create(c->models[m], &options, &c->sessions[m], err));
         c->logits[m] = malloc(sizeof(float) * BATCH * c->vocab_size);
         if (c->logits[m] == NULL)
@@ -275,14 +279,14 @@ static bool gates_hold(const comparison *c) {
 /* ---- Command line ---- */
 
 enum { OPT_TEXT = 256, OPT_TOKENS, OPT_CTX, OPT_MAX_TOKENS, OPT_MAX_KL, OPT_MIN_TOP1, OPT_JSON, OPT_BACKEND,
-       OPT_BASE_BACKEND, OPT_THREADS };
+       OPT_BASE_BACKEND, OPT_THREADS, OPT_KV };
 
 static const struct option LONG_OPTIONS[] = {
     { "text", required_argument, NULL, OPT_TEXT }, { "tokens", required_argument, NULL, OPT_TOKENS },
     { "ctx", required_argument, NULL, OPT_CTX }, { "max-tokens", required_argument, NULL, OPT_MAX_TOKENS },
     { "max-kl", required_argument, NULL, OPT_MAX_KL }, { "min-top1", required_argument, NULL, OPT_MIN_TOP1 },
     { "json", required_argument, NULL, OPT_JSON }, { "backend", required_argument, NULL, OPT_BACKEND },
-    { "base-backend", required_argument, NULL, OPT_BASE_BACKEND }, { "threads", required_argument, NULL, OPT_THREADS },
+    { "base-backend", required_argument, NULL, OPT_BASE_BACKEND }, { "kv", required_argument, NULL, OPT_KV }, { "threads", required_argument, NULL, OPT_THREADS },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { 0 },
 };
 
@@ -295,6 +299,7 @@ static spk_status take_option(int option, arguments *a, spk_error *err) {
     case OPT_MAX_KL:     a->has_max_kl = true; return spk_cli_double("--max-kl", optarg, 0, 1e6, &a->max_kl, err);
     case OPT_MIN_TOP1:   a->has_min_top1 = true; return spk_cli_double("--min-top1", optarg, 0, 1, &a->min_top1, err);
     case OPT_BACKEND:    return spk_tool_backend("--backend", optarg, &a->backend, err);
+    case OPT_KV:         return spk_tool_kv("--kv", optarg, &a->is_kv_q8, err);
     case OPT_BASE_BACKEND:
         a->has_base_backend = true;
         return spk_tool_backend("--base-backend", optarg, &a->base_backend, err);

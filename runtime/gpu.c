@@ -115,7 +115,7 @@ static void carve(spk_gpu_session *s, arena *a) {
     s->weight = take_floats(a, c->expert_used_count);
     s->h = take_floats(a, (uint64_t)c->expert_used_count * c->expert_ff_size + c->dense_ff_size);
     s->shared_h = take_floats(a, c->shared_ff_size);
-    s->shared_parts = take_floats(a, 2 * (uint64_t)c->shared_ff_size + c->hidden_size);
+    s->shared_parts = take_floats(a, 2 * ((uint64_t)c->shared_ff_size + c->dense_ff_size) + c->hidden_size);
     for (int i = 0; i < SPK_CUDA_DOWN_PARTS_MAX; i++) s->routed[i] = take_floats(a, c->hidden_size);
     s->norm_factor = take_floats(a, 1);
     s->squares = take_floats(a, spk_value_dim(c) / 32);

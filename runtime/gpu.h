@@ -15,6 +15,7 @@ typedef struct spk_gpu_session spk_gpu_session;
  * is said by spk_gpu_model_create. */
 typedef struct spk_gpu_start spk_gpu_start;
 SPK_MUST_CHECK spk_status spk_gpu_start_begin(spk_gpu_start **out, spk_error *err);
+bool        spk_gpu_start_worked(spk_gpu_start *start);           /* waits for it */
 void        spk_gpu_start_destroy(spk_gpu_start *start);          /* waits for it; NULL is fine */
 
 /* Copy the weights of an opened (host) model to the device that was started.  SPK_E_UNSUPPORTED names the tensor or shape

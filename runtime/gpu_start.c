@@ -49,6 +49,11 @@ spk_status spk_gpu_start_take(spk_gpu_start *start, spk_cuda **out, spk_load_tim
     return SPK_OK;
 }
 
+bool spk_gpu_start_worked(spk_gpu_start *start) {
+    join(start);
+    return start->status == SPK_OK;
+}
+
 void spk_gpu_start_destroy(spk_gpu_start *start) {
     if (start == NULL) return;
     join(start);

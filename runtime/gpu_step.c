@@ -134,21 +134,28 @@ static void record_attention(spk_gpu_session *s, stream_state *st, uint32_t inde
     project_out(s, st, (spk_cuda_source){ .x = s->mixed, .count = (uint32_t)spk_q_dim(c), .has_rest = 1 }, layer->attn_out);
 }
 
-static void record_dense(spk_gpu_session *s, stream_state *st, const spk_layer *layer, spk_cuda_source source) {
-    spk_cuda_gemv g = { .source = source };
-    add_segment(s, &g, layer->shared_gate, layer->shared_up, s->h);
-    spk_cuda_launch_gemv(s->cuda, &g);
-    project_out(s, st, (spk_cuda_source){ .x = s->h, .count = s->model->config.dense_ff_size, .has_rest = 1 }, layer->shared_down);
+static bool is_pair(const spk_layer *layer) {
+    return layer->shared_gate.type == layer->shared_up.type && layer->shared_gate.layout == layer->shared_up.layout;
 }
 
-/* The shared expert as separate kernels: the other side of the `shexp` switch. */
-static void record_shared_up(spk_gpu_session *s, const spk_layer *layer, spk_cuda_source source) {
-    uint32_t ff = s->model->config.shared_ff_size;
+/* h[ff] = silu(gate x) * (up x) as separate kernels: the other side of the `shexp` switch, and what two types need. */
+static void record_gate_up(spk_gpu_session *s, const spk_layer *layer, spk_cuda_source source, uint32_t ff, float *h) {
     gemv_one(s, source, layer->shared_gate, s->shared_parts);
+    source.x_out = NULL;
     gemv_one(s, source, layer->shared_up, s->shared_parts + ff);
-    spk_cuda_elementwise swiglu = { .op = SPK_CUDA_SWIGLU, .a = s->shared_parts, .b = s->shared_parts + ff, .out = s->shared_h, .count = ff };
+    spk_cuda_elementwise swiglu = { .op = SPK_CUDA_SWIGLU, .a = s->shared_parts, .b = s->shared_parts + ff, .out = h, .count = ff };
     spk_cuda_launch_elementwise(s->cuda, &swiglu);
 }
+
+static void record_dense(spk_gpu_session *s, stream_state *st, const spk_layer *layer, spk_cuda_source source) {
+    uint32_t ff = s->model->config.dense_ff_size;
+    spk_cuda_gemv g = { .source = source };
+    add_segment(s, &g, layer->shared_gate, layer->shared_up, s->h);
+    if (is_pair(layer)) spk_cuda_launch_gemv(s->cuda, &g);
+    else record_gate_up(s, layer, source, ff, s->h);
+    project_out(s, st, (spk_cuda_source){ .x = s->h, .count = ff, .has_rest = 1 }, layer->shared_down);
+}
+
 static void record_shared_down(spk_gpu_session *s, const spk_layer *layer) {
     const spk_model_config *c = &s->model->config;
     float *raw = s->shared_parts + 2 * (uint64_t)c->shared_ff_size;
@@ -167,12 +174,12 @@ static void record_experts(spk_gpu_session *s, uint32_t index, spk_cuda_source s
     spk_cuda_gemv g = { .source = source, .inputs_ready = inputs_ready };
     add_segment(s, &g, layer->router, none, s->router);
     if (has_shared) add_segment(s, &g, layer->shared_router, none, s->router + c->expert_count);
-    bool same_pair = layer->shared_gate.type == layer->shared_up.type && layer->shared_gate.layout == layer->shared_up.layout;
-    if (has_shared && fuse_shared && same_pair) add_segment(s, &g, layer->shared_gate, layer->shared_up, s->shared_h);
+    bool is_shared_pair = fuse_shared && is_pair(layer);
+    if (has_shared && is_shared_pair) add_segment(s, &g, layer->shared_gate, layer->shared_up, s->shared_h);
     spk_cuda_launch_gemv(s->cuda, &g);
     spk_cuda_source again = source;      /* the same sums, not the sum that this kernel writes: complete before it runs */
     again.x_out = NULL;
-    if (has_shared && !(fuse_shared && same_pair)) record_shared_up(s, layer, again);
+    if (has_shared && !is_shared_pair) record_gate_up(s, layer, again, c->shared_ff_size, s->shared_h);
     spk_cuda_routing routing = { .logits = s->router, .expert_count = c->expert_count, .used_count = c->expert_used_count };
     if (!(s->fusions & SPK_FUSE_ROUTER)) {
         spk_cuda_top_k top = { s->router, s->choice, s->weight, c->expert_count, c->expert_used_count };

@@ -257,8 +257,14 @@ static spk_status open_both(spk_model *m, bool is_gguf, const spk_model_options 
     SPK_TRY(spk_gpu_start_begin(&start, err));
     spk_status status = open_host(m, is_gguf, options, err);
     if (status == SPK_OK) {
-        status = spk_gpu_model_create(m, options, start, &m->gpu, err);
-        if (options->backend == SPK_BACKEND_AUTO && status == SPK_E_UNSUPPORTED) status = SPK_OK;
+        spk_error refusal;
+        status = spk_gpu_model_create(m, options, start, &m->gpu, &refusal);
+        if (options->backend == SPK_BACKEND_AUTO && (status == SPK_E_UNSUPPORTED || status == SPK_E_MEMORY)) {
+            if (spk_gpu_start_worked(start)) m->gpu_refusal = strdup(refusal.text);
+            status = SPK_OK;
+        } else if (status != SPK_OK && err != NULL) {
+            *err = refusal;
+        }
     }
     spk_gpu_start_destroy(start);
     return status;
@@ -292,6 +298,7 @@ void spk_model_close(spk_model *m) {
     free(m->vectors);
     free(m->layers);
     free(m->path);
+    free(m->gpu_refusal);
     free(m);
 }
 
@@ -305,6 +312,7 @@ uint32_t    spk_model_vocab_size(const spk_model *m) { return m->config.vocab_si
 uint32_t    spk_model_context_length(const spk_model *m) { return m->config.context_length; }
 const char *spk_model_arch(const spk_model *m) { return spk_arch_name(m->config.arch); }
 const char *spk_model_fingerprint_text(const spk_model *m) { return m->fingerprint; }
+const char *spk_model_gpu_refusal(const spk_model *m) { return m->gpu_refusal; }
 const char *spk_model_backend_name(const spk_model *m) { return m->gpu != NULL ? "cuda" : m->kernels->name; }
 bool spk_model_load_times(const spk_model *m, spk_load_times *out) {
     if (m->gpu != NULL) *out = *spk_gpu_model_times(m->gpu);

@@ -49,6 +49,7 @@ struct spk_model {
     float               *vectors;       /* all small vectors as floats; layers point into it */
     uint64_t             vector_count;  /* floats in it */
     spk_gpu_model       *gpu;           /* NULL on a CPU backend */
+    char                *gpu_refusal;   /* why not on a GPU that there is; or NULL */
     spk_layer           *layers;
     spk_matrix           embedding, output;
     const float         *output_norm;

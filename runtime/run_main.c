@@ -81,14 +81,6 @@ static spk_status parse_u32(const char *option, const char *text, uint64_t low, 
     return SPK_OK;
 }
 
-/* --fuse: only these; --no-fuse: all but these. */
-static spk_status take_fusions(const char *option, uint32_t *off, spk_error *err) {
-    uint32_t bits = 0;
-    SPK_TRY(spk_tool_fusions(option, optarg, &bits, err));
-    *off = strcmp(option, "--fuse") == 0 ? SPK_FUSE_ALL & ~bits : *off | bits;
-    return SPK_OK;
-}
-
 enum { OPT_PROMPT = 256, OPT_PROMPT_FILE, OPT_TOKENS, OPT_CHAT, OPT_CONTEXT, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P,
        OPT_SEED, OPT_BACKEND, OPT_THREADS, OPT_KV, OPT_FUSE, OPT_NO_FUSE, OPT_VERIFY, OPT_TOKENIZE, OPT_LOGITS, OPT_JSON };
 
@@ -122,8 +114,8 @@ static spk_status take_option(int option, run_options *o, spk_error *err) {
     case OPT_BACKEND:     return spk_tool_backend("--backend", optarg, &o->model.backend, err);
     case OPT_THREADS:     return parse_u32("--threads", optarg, 1, SPK_POOL_THREAD_MAX, &o->model.thread_count, err);
     case OPT_KV:          return spk_tool_kv("--kv", optarg, &o->session.kv_q8, err);
-    case OPT_FUSE:        return take_fusions("--fuse", &o->session.fusions_off, err);
-    case OPT_NO_FUSE:     return take_fusions("--no-fuse", &o->session.fusions_off, err);
+    case OPT_FUSE:        return spk_tool_fusions_off(true, optarg, &o->session.fusions_off, err);
+    case OPT_NO_FUSE:     return spk_tool_fusions_off(false, optarg, &o->session.fusions_off, err);
     case OPT_VERIFY:      o->is_verify = true; return SPK_OK;
     case OPT_TOKENIZE:    o->is_tokenize = true; return SPK_OK;
     case OPT_LOGITS:      o->logits_path = optarg; return SPK_OK;
@@ -343,6 +335,7 @@ static spk_status prepare(const run_options *o, run_state *r, spk_error *err) {
     spk_status status = spk_model_open(o->model_path, &mo, &r->model, err);
     spk_cli_progress_end(&progress);
     SPK_TRY(status);
+    spk_cli_note(TOOL, "on the CPU, not on the GPU", spk_model_gpu_refusal(r->model));
     r->load_s = spk_cli_now_s() - start;
     if (o->is_verify) SPK_TRY(spk_model_verify(r->model, err));
     if (o->tokens_path == NULL || o->logits_path == NULL) SPK_TRY(spk_tokenizer_create(r->model, &r->tokenizer, err));

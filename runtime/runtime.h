@@ -53,7 +53,9 @@ uint32_t    spk_model_vocab_size(const spk_model *model);
 uint32_t    spk_model_context_length(const spk_model *model);      /* trained */
 const char *spk_model_arch(const spk_model *model);                /* "qwen35moe" */
 const char *spk_model_fingerprint_text(const spk_model *model);
-const char *spk_model_backend_name(const spk_model *model);        /* "ref", "avx2" */
+const char *spk_model_backend_name(const spk_model *model);        /* "ref", "avx2", "cuda" */
+/* Why SPK_BACKEND_AUTO did not take the GPU that there is (the model does not fit, or its kernels do not take it); else NULL. */
+const char *spk_model_gpu_refusal(const spk_model *model);
 bool        spk_model_is_pack(const spk_model *model);
 /* Bytes of weights that one decode step reads, by the shapes (experts: the used ones). */
 uint64_t    spk_model_bytes_per_token(const spk_model *model);
@@ -74,18 +76,18 @@ bool spk_model_load_times(const spk_model *model, spk_load_times *out);   /* fal
 /* Kernels of the GPU backend that can be switched off, for comparison; results are bit-identical. */
 typedef enum {
     SPK_FUSE_ROUTER   = 1,         /* the top experts are selected by the kernel that uses them */
-    SPK_FUSE_ADDNORM3 = 2,         /* routed + shared + residual folded into the RMSNorm that follows */
+    SPK_FUSE_ADDNORM3 = 2,         /* routed + shared + residual, and the RMSNorm that follows, folded into the products around */
     SPK_FUSE_SHEXP    = 4,         /* shared expert: gate, up and SwiGLU in one; down with its gate in one */
     SPK_FUSE_GDN_CONV = 8,         /* convolution, SiLU and L2 norms in one */
-    SPK_FUSE_GDN_CORE = 16,        /* the whole recurrence in one */
+    SPK_FUSE_GDN_CORE = 16,        /* the whole recurrence in one; gdn-conv then has no effect */
     SPK_FUSE_ALL      = 31
 } spk_fusion;
 
 typedef struct {
     uint32_t context_tokens;       /* capacity, >= 1; KV memory is allocated for it at once */
     uint32_t batch_tokens;         /* most tokens evaluated together; 0: 64.  Never changes a result */
-    uint32_t fusions_off;          /* spk_fusion bits that the GPU backend leaves out; 0 on a CPU */
-    bool     kv_q8;                /* the GPU backend keeps keys and values in Q8_0 instead of F16 */
+    uint32_t fusions_off;          /* spk_fusion bits that the GPU backend leaves out; 0 on a CPU, or SPK_E_UNSUPPORTED */
+    bool     kv_q8;                /* the GPU backend keeps keys and values as int8 with a scale for each 32 instead of F16 */
 } spk_session_options;
 
 SPK_MUST_CHECK spk_status spk_session_create(const spk_model *model, const spk_session_options *options,

@@ -141,6 +141,8 @@ spk_status spk_session_create(const spk_model *model, const spk_session_options 
     spk_status status;
     if (options->kv_q8 && model->gpu == NULL) {
         status = spk_fail(err, SPK_E_UNSUPPORTED, "a KV cache of q8: only the cuda backend has one");
+    } else if (options->fusions_off != 0 && model->gpu == NULL) {
+        status = spk_fail(err, SPK_E_UNSUPPORTED, "fused kernels to leave out: only the cuda backend has any");
     } else if (model->gpu != NULL) {
         status = spk_gpu_session_create(model, model->gpu, options->context_tokens, SPK_FUSE_ALL & ~options->fusions_off,
                                         options->kv_q8, &session->gpu, err);

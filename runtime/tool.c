@@ -46,6 +46,13 @@ spk_status spk_tool_fusions(const char *option, const char *list, uint32_t *out,
     return SPK_OK;
 }
 
+spk_status spk_tool_fusions_off(bool is_only, const char *list, uint32_t *off, spk_error *err) {
+    uint32_t bits = 0;
+    SPK_TRY(spk_tool_fusions(is_only ? "--fuse" : "--no-fuse", list, &bits, err));
+    *off = is_only ? SPK_FUSE_ALL & ~bits : *off | bits;
+    return SPK_OK;
+}
+
 spk_status spk_tool_kv(const char *option, const char *text, bool *out_q8, spk_error *err) {
     *out_q8 = strcmp(text, "q8") == 0;
     if (*out_q8 || strcmp(text, "f16") == 0) return SPK_OK;

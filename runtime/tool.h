@@ -24,6 +24,8 @@ SPK_MUST_CHECK spk_status spk_tool_backend(const char *option, const char *text,
 /* spk_fusion bits of names with commas: router, addnorm3, shexp, gdn-conv, gdn-core, or all; else SPK_E_USAGE naming the
  * option and the word. */
 SPK_MUST_CHECK spk_status spk_tool_fusions(const char *option, const char *list, uint32_t *out, spk_error *err);
+/* --fuse LIST (is_only: all others are off) or --no-fuse LIST (these are off, too), into spk_fusion bits that are off. */
+SPK_MUST_CHECK spk_status spk_tool_fusions_off(bool is_only, const char *list, uint32_t *off, spk_error *err);
 /* "f16" or "q8"; else SPK_E_USAGE naming the option. */
 SPK_MUST_CHECK spk_status spk_tool_kv(const char *option, const char *text, bool *out_q8, spk_error *err);
 

@@ -8,6 +8,7 @@
 #ifndef SPK_HOST_DEVICE_H
 #define SPK_HOST_DEVICE_H
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -340,6 +341,8 @@ static void run_gemv(const launch_args *args) {
     const spk_cuda_gemv *g = &args->gemv;
     if (!has_fault(FAULT_INPUTS_EARLY) && !has_fault(FAULT_NO_SIGNAL)) host_give(&g->inputs_ready);
     host_vector x = host_source(&g->source, false);
+    for (uint32_t i = 0; i < g->segment_count; i++)          /* as the GPU's launch asserts */
+        assert(g->segments[i].up.data == NULL || g->segments[i].up.type == g->segments[i].w.type);
     for (uint32_t i = 0; i < g->segment_count; i++)
         host_rows(&g->segments[i].w, &g->segments[i].up, &x, g->segments[i].residual, g->segments[i].y);
     host_vector_free(&x);
