@@ -11,6 +11,7 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#include "formats/units.h"
 #include "formats/utf8.h"
 
 int spk_cli_fail(const char *tool, const spk_error *err) {
@@ -115,14 +116,7 @@ spk_status spk_cli_read_file(const char *path, uint64_t max_bytes, char **out, s
     return SPK_OK;
 }
 
-const char *spk_cli_bytes_text(uint64_t bytes, char out[24]) {
-    static const char *const units[] = { "B", "kB", "MB", "GB", "TB", "PB" };
-    double value = (double)bytes;
-    size_t unit = 0;
-    while (value >= 999.95 && unit + 1 < sizeof units / sizeof *units) value /= 1000, unit++;
-    (void)snprintf(out, 24, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
-    return out;
-}
+const char *spk_cli_bytes_text(uint64_t bytes, char out[24]) { return spk_bytes_text(bytes, out); }
 
 double spk_cli_now_s(void) {
     struct timespec now;

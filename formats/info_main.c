@@ -123,6 +123,12 @@ static void print_provenance(const spk_pack *pack) {
     printf(" (%s, %" PRIu64 " bytes, GGUF %" PRIu32 ", alignment %" PRIu64 ")\n           XXH3-128 %s\n",
            spk_cli_bytes_text(p->source_bytes, text), p->source_bytes, p->source_version, p->source_alignment_bytes,
            digest);
+    if (*p->weights_name != '\0') {
+        spk_digest_text(&p->weights_digest, digest);
+        print_text_field("requants   fitted from ", p->weights_name);
+        printf(" (%s, %" PRIu64 " bytes)\n           XXH3-128 %s\n", spk_cli_bytes_text(p->weights_bytes, text),
+               p->weights_bytes, digest);
+    }
     print_text_field("recipe     ", p->recipe_name);
     print_text_field(", imatrix ", *p->imatrix_name ? p->imatrix_name : "none");
     print_text_field(", made by ", p->tool_version);
@@ -274,6 +280,11 @@ static void add_pack(cJSON *root, const spk_pack *pack) {
     add_text(from, "recipe_text", p->recipe_text);
     add_text(from, "imatrix_name", p->imatrix_name);
     add_text(from, "tool_version", p->tool_version);
+    if (*p->weights_name != '\0') {
+        add_text(from, "weights_name", p->weights_name);
+        add_number(from, "weights_bytes", p->weights_bytes);
+        add_digest(from, "weights_xxh3_128", p->weights_digest);
+    }
     cJSON *list = cJSON_AddArrayToObject(root, "sections");
     for (uint32_t i = 0; i < pack->header.section_count; i++) {
         const spk_disk_section *e = &pack->header.sections[i];

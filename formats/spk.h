@@ -33,6 +33,10 @@ typedef struct {
     const char *recipe_name;
     const char *recipe_text;             /* complete: recipe file and --set rules */
     const char *imatrix_name;            /* "" if none */
+    const char *weights_name;            /* base name of the file that requantized weights are fitted from, of its first
+                                          * part; "" if that is the source, and then the next two are zero */
+    uint64_t    weights_bytes;           /* sum over parts */
+    spk_digest  weights_digest;          /* as source_digest */
     const char *tool_version;            /* "spk-pack 0.1.0" */
 } spk_provenance;
 

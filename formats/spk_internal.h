@@ -124,5 +124,9 @@ extern const char *const spk_provenance_text_keys[SPK_PROVENANCE_TEXT_COUNT];
 #define SPK_PROVENANCE_DIGEST_KEY    "source.xxh3_128"
 #define SPK_PROVENANCE_VERSION_KEY   "source.gguf_version"
 #define SPK_PROVENANCE_ALIGNMENT_KEY "source.alignment"
+/* Three more, together or not at all. */
+#define SPK_PROVENANCE_WEIGHTS_NAME_KEY   "weights.name"
+#define SPK_PROVENANCE_WEIGHTS_BYTES_KEY  "weights.bytes"
+#define SPK_PROVENANCE_WEIGHTS_DIGEST_KEY "weights.xxh3_128"
 
 #endif

@@ -168,17 +168,42 @@ static bool parse_digest(spk_text text, spk_digest *out) {
     return true;
 }
 
+static spk_status copy_text(const spk_pack *pack, const spk_kv_set *records, const char *key, const char **out,
+                            spk_error *err) {
+    spk_text text;
+    SPK_TRY(find_text(pack, records, key, &text, err));
+    *out = strndup(text.bytes, text.size_bytes);
+    return *out != NULL ? SPK_OK : spk_fail(err, SPK_E_MEMORY, "%s: out of memory for provenance", pack->path);
+}
+
+/* The records of a second source, which are there if one of them is. */
+static spk_status fill_weights(spk_pack *pack, const spk_kv_set *records, spk_error *err) {
+    spk_provenance *p = &pack->provenance;
+    if (spk_kv_find(records, SPK_PROVENANCE_WEIGHTS_NAME_KEY) == NULL &&
+        spk_kv_find(records, SPK_PROVENANCE_WEIGHTS_BYTES_KEY) == NULL &&
+        spk_kv_find(records, SPK_PROVENANCE_WEIGHTS_DIGEST_KEY) == NULL) {
+        p->weights_name = strdup("");
+        return p->weights_name != NULL ? SPK_OK
+                                       : spk_fail(err, SPK_E_MEMORY, "%s: out of memory for provenance", pack->path);
+    }
+    spk_text digest;
+    SPK_TRY(copy_text(pack, records, SPK_PROVENANCE_WEIGHTS_NAME_KEY, &p->weights_name, err));
+    SPK_TRY(find_u64(pack, records, SPK_PROVENANCE_WEIGHTS_BYTES_KEY, &p->weights_bytes, err));
+    SPK_TRY(find_text(pack, records, SPK_PROVENANCE_WEIGHTS_DIGEST_KEY, &digest, err));
+    if (*p->weights_name == '\0' || !parse_digest(digest, &p->weights_digest))
+        return spk_fail(err, SPK_E_CORRUPT, "%s: R22: PROVENANCE: '%s' or '%s' is malformed", pack->path,
+                        SPK_PROVENANCE_WEIGHTS_NAME_KEY, SPK_PROVENANCE_WEIGHTS_DIGEST_KEY);
+    return SPK_OK;
+}
+
 /* R22, of parsed records.  Texts are copied, so that they end with a NUL. */
 static spk_status fill_provenance(spk_pack *pack, const spk_kv_set *records, spk_error *err) {
     spk_provenance *p = &pack->provenance;
     const char **texts[SPK_PROVENANCE_TEXT_COUNT] = { &p->source_name, &p->recipe_name, &p->recipe_text,
                                                       &p->imatrix_name, &p->tool_version };
+    for (size_t i = 0; i < SPK_PROVENANCE_TEXT_COUNT; i++)
+        SPK_TRY(copy_text(pack, records, spk_provenance_text_keys[i], texts[i], err));
     spk_text text;
-    for (size_t i = 0; i < SPK_PROVENANCE_TEXT_COUNT; i++) {
-        SPK_TRY(find_text(pack, records, spk_provenance_text_keys[i], &text, err));
-        *texts[i] = strndup(text.bytes, text.size_bytes);
-        if (*texts[i] == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory for provenance", pack->path);
-    }
     uint64_t version;
     SPK_TRY(find_u64(pack, records, SPK_PROVENANCE_BYTES_KEY, &p->source_bytes, err));
     SPK_TRY(find_u64(pack, records, SPK_PROVENANCE_ALIGNMENT_KEY, &p->source_alignment_bytes, err));
@@ -188,7 +213,7 @@ static spk_status fill_provenance(spk_pack *pack, const spk_kv_set *records, spk
         return spk_fail(err, SPK_E_CORRUPT, "%s: R22: PROVENANCE: '%s' or '%s' is malformed", pack->path,
                         SPK_PROVENANCE_VERSION_KEY, SPK_PROVENANCE_DIGEST_KEY);
     p->source_version = (uint32_t)version;
-    return SPK_OK;
+    return fill_weights(pack, records, err);
 }
 
 static spk_status read_provenance(spk_pack *pack, spk_error *err) {
@@ -237,7 +262,8 @@ spk_status spk_pack_open(const char *path, spk_pack **out, spk_error *err) {
 void spk_pack_close(spk_pack *pack) {
     if (pack == NULL) return;
     const char *texts[] = { pack->provenance.source_name, pack->provenance.recipe_name, pack->provenance.recipe_text,
-                            pack->provenance.imatrix_name, pack->provenance.tool_version };
+                            pack->provenance.imatrix_name, pack->provenance.tool_version,
+                            pack->provenance.weights_name };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) free((char *)(uintptr_t)texts[i]);
     spk_kv_free(&pack->kvs);
     free(pack->kv_bytes);

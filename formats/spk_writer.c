@@ -269,7 +269,12 @@ static uint64_t put_records(FILE *records, const spk_provenance *p) {
     put_record(records, SPK_PROVENANCE_VERSION_KEY, SPK_KV_U32, &p->source_version, sizeof p->source_version);
     put_record(records, SPK_PROVENANCE_ALIGNMENT_KEY, SPK_KV_U64, &p->source_alignment_bytes,
                sizeof p->source_alignment_bytes);
-    return SPK_PROVENANCE_TEXT_COUNT + 4;
+    if (p->weights_name == NULL || *p->weights_name == '\0') return SPK_PROVENANCE_TEXT_COUNT + 4;
+    spk_digest_text(&p->weights_digest, digest);
+    put_record(records, SPK_PROVENANCE_WEIGHTS_NAME_KEY, SPK_KV_STRING, p->weights_name, strlen(p->weights_name));
+    put_record(records, SPK_PROVENANCE_WEIGHTS_BYTES_KEY, SPK_KV_U64, &p->weights_bytes, sizeof p->weights_bytes);
+    put_record(records, SPK_PROVENANCE_WEIGHTS_DIGEST_KEY, SPK_KV_STRING, digest, 32);
+    return SPK_PROVENANCE_TEXT_COUNT + 7;
 }
 
 static spk_status put_provenance(spk_pack_writer *writer, const spk_provenance *provenance, spk_error *err) {

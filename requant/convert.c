@@ -26,16 +26,22 @@ static spk_status in_source(const spk_gguf *source, spk_status status, spk_error
     return spk_fail(err, status, "%s: %s", spk_gguf_part_path(source, 0), inner.text);
 }
 
-static spk_status out_of_memory(const spk_gguf *source, spk_error *err) {
-    return spk_fail(err, SPK_E_MEMORY, "%s: out of memory", spk_gguf_part_path(source, 0));
+spk_status spk_convert_out_of_memory(const spk_gguf *file, spk_error *err) {
+    return spk_fail(err, SPK_E_MEMORY, "%s: out of memory", spk_gguf_part_path(file, 0));
 }
 
-static spk_status refuse_source_as_output(const spk_gguf *source, const char *out_path, spk_error *err) {
-    for (uint32_t part = 0; part < spk_gguf_part_count(source); part++)
-        if (spk_same_file(spk_gguf_part_path(source, part), out_path))
-            return spk_fail(err, SPK_E_EXISTS, "%s: is the source itself, expected another path for the output",
-                            out_path);
+static spk_status refuse_as_output(const spk_gguf *file, const char *what, const char *out_path, spk_error *err) {
+    for (uint32_t part = 0; part < spk_gguf_part_count(file); part++)
+        if (spk_same_file(spk_gguf_part_path(file, part), out_path))
+            return spk_fail(err, SPK_E_EXISTS, "%s: is %s, expected another path for the output", out_path, what);
     return SPK_OK;
+}
+
+static spk_status check_output(const spk_convert_options *options, spk_error *err) {
+    if (options->out_path == NULL) return SPK_OK;
+    SPK_TRY(refuse_as_output(options->source, "the source itself", options->out_path, err));
+    if (options->weights == NULL) return SPK_OK;
+    return refuse_as_output(options->weights, "the file of better weights", options->out_path, err);
 }
 
 __attribute__((format(printf, 3, 4)))
@@ -82,7 +88,7 @@ static spk_status read_model(const spk_gguf *source, spk_model_config *config, s
                              uint64_t *tensor_count, spk_error *err) {
     *tensor_count = spk_gguf_tensor_count(source);
     *tensors = calloc(*tensor_count + 1, sizeof **tensors);
-    if (*tensors == NULL) return out_of_memory(source, err);
+    if (*tensors == NULL) return spk_convert_out_of_memory(source, err);
     for (uint64_t i = 0; i < *tensor_count; i++) spk_tensor_from_gguf(spk_gguf_tensor_at(source, i), &(*tensors)[i]);
     return spk_model_config_read(spk_gguf_kvs(source), *tensors, *tensor_count, spk_gguf_part_path(source, 0), config,
                                  err);
@@ -98,16 +104,18 @@ spk_status spk_convert_config(const spk_gguf *source, spk_model_config *out, spk
 
 static spk_status make_plan(const spk_convert_options *options, spk_convert_plan *plan, spk_error *err) {
     const spk_gguf *source = options->source;
-    if (options->out_path != NULL) SPK_TRY(refuse_source_as_output(source, options->out_path, err));
+    SPK_TRY(check_output(options, err));
     SPK_TRY(read_model(source, &plan->config, &plan->tensors, &plan->tensor_count, err));
     plan->choices = calloc(plan->tensor_count + 1, sizeof *plan->choices);
-    if (plan->choices == NULL) return out_of_memory(source, err);
+    plan->counterparts = calloc(plan->tensor_count + 1, sizeof *plan->counterparts);
+    if (plan->choices == NULL || plan->counterparts == NULL) return spk_convert_out_of_memory(source, err);
     spk_status status = spk_recipe_apply(options->recipe, &plan->config, plan->tensors, plan->tensor_count,
                                          plan->choices, err);
     if (status != SPK_OK) return in_source(source, status, err);
     for (uint64_t i = 0; i < plan->tensor_count; i++) plan->tensors[i].type = plan->choices[i].type;
     status = spk_model_place(&plan->config, plan->tensors, plan->tensor_count, plan->section_bytes, err);
     if (status != SPK_OK) return in_source(source, status, err);
+    if (options->weights != NULL) SPK_TRY(spk_convert_check_weights(options, plan, err));
     return options->imatrix == NULL ? SPK_OK : check_importance(options->imatrix, plan, err);
 }
 
@@ -126,6 +134,7 @@ void spk_convert_plan_free(spk_convert_plan *plan) {
     free(plan->importance_fallbacks);
     free(plan->tensors);
     free(plan->choices);
+    free(plan->counterparts);
     *plan = (spk_convert_plan){ .tensor_count = 0 };
 }
 
@@ -133,7 +142,8 @@ void spk_convert_plan_free(spk_convert_plan *plan) {
 
 /* Rows [row_begin, row_begin + row_count) of a tensor, counted over all its matrices. */
 typedef struct {
-    const spk_gguf_tensor *source;
+    const spk_gguf        *file;         /* what they are read from */
+    const spk_gguf_tensor *source;       /* in that file */
     const spk_tensor      *tensor;
     uint64_t               source_row_bytes, row_bytes;
     uint64_t               row_begin, row_count;
@@ -144,26 +154,29 @@ static uint64_t row_bytes_of(uint32_t type, uint64_t col_count) {
 }
 
 static row_range rows_of_piece(const spk_convert_job *job, const spk_piece *piece) {
+    const spk_convert_options *options = job->options;
     const spk_tensor *t = &job->plan->tensors[piece->tensor_index];
-    return (row_range){ .source = spk_gguf_tensor_at(job->options->source, piece->tensor_index), .tensor = t,
-                        .source_row_bytes = row_bytes_of(t->source_type, t->dims[0]),
+    bool is_fitted = spk_convert_is_fitted(job->plan, piece->tensor_index);
+    const spk_gguf_tensor *source = is_fitted ? job->plan->counterparts[piece->tensor_index]
+                                              : spk_gguf_tensor_at(options->source, piece->tensor_index);
+    return (row_range){ .file = is_fitted ? options->weights : options->source, .source = source, .tensor = t,
+                        .source_row_bytes = row_bytes_of(source->type, t->dims[0]),
                         .row_bytes = row_bytes_of(t->type, t->dims[0]),
                         .row_begin = piece->matrix_index * t->dims[1] + piece->row_begin,
                         .row_count = piece->row_end - piece->row_begin };
 }
 
-static spk_status read_rows(const spk_convert_job *job, const row_range *range, uint8_t *out, spk_error *err) {
-    return spk_gguf_read(job->options->source, range->source->part_index,
+static spk_status read_rows(const row_range *range, uint8_t *out, spk_error *err) {
+    return spk_gguf_read(range->file, range->source->part_index,
                          range->source->file_offset_bytes + range->row_begin * range->source_row_bytes,
                          range->row_count * range->source_row_bytes, out, err);
 }
 
-static spk_status refuse_nonfinite(const spk_convert_job *job, const row_range *range, const uint8_t *source,
-                                   spk_error *err) {
+static spk_status refuse_nonfinite(const row_range *range, const uint8_t *source, spk_error *err) {
     const spk_tensor *t = range->tensor;
-    const spk_type_info *type = spk_type_find(t->source_type);
+    const spk_type_info *type = spk_type_find(range->source->type);
     uint64_t blocks_per_row = t->dims[0] / type->block_weights;
-    uint64_t bad = spk_find_nonfinite(t->source_type, source, range->row_count * blocks_per_row);
+    uint64_t bad = spk_find_nonfinite(type->type, source, range->row_count * blocks_per_row);
     if (bad == UINT64_MAX) return SPK_OK;
     uint64_t row = range->row_begin + bad / blocks_per_row;
     char expert[40] = "";
@@ -171,19 +184,18 @@ static spk_status refuse_nonfinite(const spk_convert_job *job, const row_range *
         (void)snprintf(expert, sizeof expert, "expert %" PRIu64 ", ", row / t->dims[1]);
     return spk_fail(err, SPK_E_NONFINITE,
                     "%s: tensor '%s', %srow %" PRIu64 ", block %" PRIu64 ": NaN or infinite %s, cannot be requantized",
-                    spk_gguf_part_path(job->options->source, range->source->part_index), t->name, expert,
+                    spk_gguf_part_path(range->file, range->source->part_index), t->name, expert,
                     row % t->dims[1], bad % blocks_per_row, type->is_quantized ? "scale" : "weight");
 }
 
 /* A few rows of one matrix: source -> floats -> blocks -> floats, and the difference. */
-static spk_status requantize_stretch(const spk_convert_job *job, const row_range *range, const float *importance,
-                                     spk_convert_scratch *scratch, uint8_t *out, spk_quant_error *sums,
-                                     spk_error *err) {
+static spk_status requantize_stretch(const row_range *range, const float *importance, spk_convert_scratch *scratch,
+                                     uint8_t *out, spk_quant_error *sums, spk_error *err) {
     const spk_tensor *t = range->tensor;
     uint64_t weight_count = range->row_count * t->dims[0];
-    SPK_TRY(read_rows(job, range, scratch->source, err));
-    SPK_TRY(refuse_nonfinite(job, range, scratch->source, err));
-    spk_dequantize(t->source_type, scratch->source, weight_count, scratch->weights);
+    SPK_TRY(read_rows(range, scratch->source, err));
+    SPK_TRY(refuse_nonfinite(range, scratch->source, err));
+    spk_dequantize(range->source->type, scratch->source, weight_count, scratch->weights);
     spk_quant_job quant = { .type = t->type, .row_count = range->row_count, .col_count = t->dims[0],
                             .weights = scratch->weights, .importance = importance, .blocks = out };
     SPK_TRY(spk_quantize(&quant, err));
@@ -208,27 +220,30 @@ static spk_status requantize_rows(const spk_convert_job *job, const row_range *r
         if (job->options->imatrix != NULL)
             SPK_TRY(spk_imatrix_lookup(job->options->imatrix, t->name, t->dims[0], spk_tensor_matrix_count(t), matrix,
                                        &answer, &importance, err));
-        SPK_TRY(requantize_stretch(job, &stretch, importance, scratch, scratch->rows + done * range->row_bytes, sums,
-                                   err));
+        SPK_TRY(requantize_stretch(&stretch, importance, scratch, scratch->rows + done * range->row_bytes, sums, err));
         done += stretch.row_count;
     }
     return SPK_OK;
 }
 
 spk_status spk_convert_fill(const spk_convert_job *job, const spk_run *run, spk_convert_scratch *scratch,
-                            uint8_t *buffer, spk_quant_error errors[SPK_RUN_PIECE_MAX], uint64_t *source_bytes,
-                            spk_error *err) {
+                            uint8_t *buffer, spk_quant_error errors[SPK_RUN_PIECE_MAX],
+                            uint64_t passed_bytes[SPK_CONVERT_FILE_COUNT], spk_error *err) {
     memset(buffer, 0, run->size_bytes);
     memset(errors, 0, SPK_RUN_PIECE_MAX * sizeof *errors);
-    *source_bytes = 0;
+    memset(passed_bytes, 0, SPK_CONVERT_FILE_COUNT * sizeof *passed_bytes);
     for (uint32_t p = 0; p < run->piece_count; p++) {
         row_range range = rows_of_piece(job, &run->pieces[p]);
         if (spk_tensor_is_requantized(range.tensor))
             SPK_TRY(requantize_rows(job, &range, scratch, &errors[p], err));
         else
-            SPK_TRY(read_rows(job, &range, scratch->rows, err));
+            SPK_TRY(read_rows(&range, scratch->rows, err));
         spk_run_put(run, p, job->plan->tensors, scratch->rows, buffer);
-        *source_bytes += range.row_count * range.source_row_bytes;
+        const spk_gguf_tensor *counterpart = job->plan->counterparts[run->pieces[p].tensor_index];
+        uint64_t col_count = range.tensor->dims[0];
+        passed_bytes[SPK_CONVERT_SOURCE] += range.row_count * row_bytes_of(range.tensor->source_type, col_count);
+        if (counterpart != NULL)
+            passed_bytes[SPK_CONVERT_WEIGHTS] += range.row_count * row_bytes_of(counterpart->type, col_count);
     }
     return SPK_OK;
 }
@@ -264,7 +279,7 @@ static spk_status make_kv_bytes(const spk_gguf *source, uint8_t **out, uint64_t 
     uint64_t size = 0, count = 0;
     for (uint64_t i = 0; i < kvs->count; i++) size += kvs->items[i].entry_bytes;
     uint8_t *bytes = malloc(size + 1);
-    if (bytes == NULL) return out_of_memory(source, err);
+    if (bytes == NULL) return spk_convert_out_of_memory(source, err);
     size = 0;
     for (uint64_t i = 0; i < kvs->count; i++) {
         const spk_kv *kv = &kvs->items[i];
@@ -292,18 +307,33 @@ static spk_status begin_pack(const spk_convert_options *options, const spk_conve
     return status;
 }
 
-static spk_provenance make_provenance(const spk_convert_options *options, const spk_digest *source_digest) {
+static const char *base_name(const spk_gguf *file) {
+    const char *path = spk_gguf_part_path(file, 0), *slash = strrchr(path, '/');
+    return slash == NULL ? path : slash + 1;
+}
+
+static uint64_t file_bytes(const spk_gguf *file) {
+    uint64_t sum = 0;
+    for (uint32_t part = 0; part < spk_gguf_part_count(file); part++) sum += spk_gguf_part_bytes(file, part);
+    return sum;
+}
+
+static spk_provenance make_provenance(const spk_convert_options *options, const spk_convert_plan *plan,
+                                      const spk_digest digests[SPK_CONVERT_FILE_COUNT]) {
     const spk_gguf *source = options->source;
-    const char *path = spk_gguf_part_path(source, 0), *slash = strrchr(path, '/');
-    spk_provenance provenance = { .source_name = slash == NULL ? path : slash + 1, .source_digest = *source_digest,
+    spk_provenance provenance = { .source_name = base_name(source), .source_bytes = file_bytes(source),
+                                  .source_digest = digests[SPK_CONVERT_SOURCE],
                                   .source_version = spk_gguf_version(source),
                                   .source_alignment_bytes = spk_gguf_alignment_bytes(source),
                                   .recipe_name = spk_recipe_name(options->recipe),
                                   .recipe_text = spk_recipe_text(options->recipe),
                                   .imatrix_name = options->imatrix == NULL ? "" : options->imatrix_name,
-                                  .tool_version = "spk-pack " SPK_VERSION_TEXT };
-    for (uint32_t part = 0; part < spk_gguf_part_count(source); part++)
-        provenance.source_bytes += spk_gguf_part_bytes(source, part);
+                                  .weights_name = "", .tool_version = "spk-pack " SPK_VERSION_TEXT };
+    if (plan->fitted_count > 0) {
+        provenance.weights_name = base_name(options->weights);
+        provenance.weights_bytes = file_bytes(options->weights);
+        provenance.weights_digest = digests[SPK_CONVERT_WEIGHTS];
+    }
     return provenance;
 }
 
@@ -311,12 +341,12 @@ spk_status spk_convert_run(const spk_convert_options *options, spk_convert_plan 
     assert(options->out_path != NULL);
     spk_convert_job job = { .runs = NULL };
     spk_pack_writer *writer = NULL;
-    spk_digest source_digest;
+    spk_digest digests[SPK_CONVERT_FILE_COUNT];
     spk_quant_error *errors = calloc(plan->tensor_count + 1, sizeof *errors);
-    spk_status status = errors == NULL ? out_of_memory(options->source, err) : SPK_OK;
+    spk_status status = errors == NULL ? spk_convert_out_of_memory(options->source, err) : SPK_OK;
     if (status == SPK_OK) status = make_job(options, plan, &job, err);
     if (status == SPK_OK) status = begin_pack(options, plan, &writer, err);
-    if (status == SPK_OK) status = spk_convert_pipeline(&job, writer, errors, &source_digest, err);
+    if (status == SPK_OK) status = spk_convert_pipeline(&job, writer, errors, digests, err);
     if (status == SPK_OK) {
         for (uint64_t i = 0; i < plan->tensor_count; i++) {
             spk_tensor *t = &plan->tensors[i];
@@ -325,7 +355,7 @@ spk_status spk_convert_run(const spk_convert_options *options, spk_convert_plan 
             t->max_abs_error = errors[i].max_abs_error;
             t->cosine = spk_quant_error_cosine(&errors[i]);
         }
-        spk_provenance provenance = make_provenance(options, &source_digest);
+        spk_provenance provenance = make_provenance(options, plan, digests);
         status = spk_pack_writer_commit(writer, plan->tensors, &provenance, err);
         writer = NULL;
     }

@@ -1,8 +1,9 @@
 /* requant/convert.h - GGUF to pack, streamed run by run; and pack to GGUF.
  *
  * Memory is bounded by runs in flight (a few MiB each), not by tensors or by the model.  The output depends on the
- * source, the recipe, the imatrix (of both files the name too, which provenance holds), the tool's version and that of
- * libzstd, and on nothing else.  A weight whose type the recipe leaves alone is never decoded: its bytes are moved.
+ * source, the recipe, the imatrix, the file of better weights (of all three files the name too, which provenance holds),
+ * the tool's version and that of libzstd, and on nothing else.  A weight whose type the recipe leaves alone is never
+ * decoded: its bytes are moved.
  */
 #ifndef SPK_CONVERT_H
 #define SPK_CONVERT_H
@@ -19,6 +20,8 @@ typedef void spk_convert_progress_fn(void *context, uint64_t done_bytes, uint64_
 
 typedef struct {
     const spk_gguf    *source;           /* borrowed */
+    const spk_gguf    *weights;          /* borrowed, or NULL: a more precise file of the same model, which requantized
+                                          * tensors are fitted from; everything else is the source's */
     const char        *out_path;         /* may be NULL for a plan alone */
     bool               replace;
     const spk_recipe  *recipe;           /* borrowed */
@@ -36,6 +39,8 @@ typedef struct {
     spk_tensor        *tensors;          /* placed; errors filled in by spk_convert_run */
     spk_recipe_choice *choices;
     uint64_t           section_bytes[SPK_PLACE_COUNT];
+    const struct spk_gguf_tensor **counterparts;  /* of tensors in options.weights, by name; NULL where there is none */
+    uint64_t           fitted_count;     /* requantized tensors that are fitted from there; 0: that file is not used */
     uint64_t           importance_fallback_count; /* tensors or experts that were to use the imatrix and could not */
     char             **importance_fallbacks;      /* "blk.3.ffn_down_exps.weight expert 17: no usable values" */
 } spk_convert_plan;
@@ -43,13 +48,19 @@ typedef struct {
 /* The configuration of a source alone, from which a recipe is chosen. */
 SPK_MUST_CHECK spk_status spk_convert_config(const spk_gguf *source, spk_model_config *out, spk_error *err);
 
-/* SPK_E_EXISTS if out_path is a part of the source.  Reads no weights and writes nothing. */
+/* SPK_E_EXISTS if out_path is a part of the source or of the file of better weights.  Writes nothing, and reads no
+ * weights but those that show that the two files belong together: tensors that are not requantized, and have the same
+ * unquantized type in both.  (Of a quantized type they may differ: quantizers and their imatrix do.)  SPK_E_MISMATCH
+ * where they differ, where configurations do, where a requantized tensor is less precise there, and where none is more
+ * precise.  One that is as precise there (in bits a weight) is taken from the source. */
 SPK_MUST_CHECK spk_status spk_convert_plan_make(const spk_convert_options *options, spk_convert_plan *out,
                                                 spk_error *err);
 void spk_convert_plan_free(spk_convert_plan *plan);      /* safe on a zeroed plan */
+/* Whether a tensor is fitted from its counterpart: it is requantized, and more precise there. */
+bool spk_convert_is_fitted(const spk_convert_plan *plan, uint64_t tensor_index);
 
-/* Do it.  On failure nothing is left at out_path (or what was there stays).  A source block with a NaN or infinite
- * scale that would be requantized is SPK_E_NONFINITE with tensor, expert, row and block. */
+/* Do it.  On failure nothing is left at out_path (or what was there stays).  A block with a NaN or infinite scale that
+ * would be requantized is SPK_E_NONFINITE with tensor, expert, row and block. */
 SPK_MUST_CHECK spk_status spk_convert_run(const spk_convert_options *options, spk_convert_plan *plan, spk_error *err);
 
 typedef enum {

@@ -5,13 +5,16 @@
 #include <string.h>
 #include <sys/stat.h>
 #include "formats/census.h"
+#include "formats/chart.h"
 #include "formats/cli.h"
 #include "formats/outfile.h"
+#include "formats/pack_page.h"
 #include "formats/pool.h"
 #include "formats/version.h"
 #include "requant/convert.h"
 #include "requant/recipes_builtin.h"
 #include "runtime/tokenizer_internal.h"
+#include "runtime/tool.h"
 
 #define TOOL "spk-pack"
 
@@ -24,11 +27,14 @@ static const char help_head[] =
     "\n"
     "  --recipe NAME|FILE  which tensor gets which type [the default of the model; native for a model without one]\n"
     "  --set REGEX=TYPE    a rule before all others: tensors whose whole name matches become TYPE; may be repeated\n"
+    "  --source-weights F  a more precise GGUF of the same model (BF16, say; also split): what is requantized is fitted\n"
+    "                      from it, everything else is IN's\n"
     "  --imatrix FILE      importance matrix of llama.cpp (.gguf or .dat) for what is requantized\n"
     "  --threads N         worker threads; never changes the output [all CPUs]\n"
     "  --dry-run           print the plan and the size; write nothing; OUT.spk may be left out\n"
     "  --force             replace OUT.spk if it exists\n"
     "  --json              the result as JSON on stdout\n"
+    "  --report FILE       and a page to look at (HTML): error of each layer and class, sizes, provenance\n"
     "  --quiet             no progress and no notes on stderr\n"
     "  -h, --help          this text\n"
     "  -V, --version       program version\n"
@@ -36,12 +42,12 @@ static const char help_head[] =
     "recipes (packs/README.md):\n";
 static const char help_tail[] =
     "\n"
-    "exit status: 0 done; 1 failed, nothing written; 2 wrong usage\n"
+    "exit status: 0 done; 1 failed, and no pack is written (only a --report that cannot be leaves one); 2 wrong usage\n"
     "example: spk-pack --recipe ffn Qwen3.6-35B-A3B-UD-Q4_K_M.gguf qwen3.6.spk\n";
 
 typedef struct {
     const char  *in_path, *out_path;     /* out_path NULL: none given */
-    const char  *recipe_name, *imatrix_path;
+    const char  *recipe_name, *imatrix_path, *weights_path, *report_path;
     const char **sets;
     size_t       set_count;
     uint64_t     thread_count;
@@ -51,6 +57,7 @@ typedef struct {
 typedef struct {
     const arguments     *args;
     spk_gguf            *source;
+    spk_gguf            *weights;        /* of --source-weights, or NULL */
     spk_imatrix         *imatrix;
     spk_recipe          *recipe;
     bool                 is_default;     /* the recipe was not asked for, but names this model as its own */
@@ -59,6 +66,7 @@ typedef struct {
     spk_convert_plan     plan;
     spk_census           census;         /* of the plan */
     spk_cli_progress     progress;
+    spk_outfile         *report_file;    /* NULL if none was asked for, or it is done */
     spk_model_config     config;
     char                 fingerprint[SPK_FINGERPRINT_SIZE];
     uint64_t             source_bytes, pack_bytes;
@@ -148,6 +156,9 @@ static void print_text(const conversion *c) {
     printf("model      %s\n", c->fingerprint);
     printf("recipe     %s%s: %s\n", spk_recipe_name(c->recipe), c->is_default ? " (default)" : "",
            spk_recipe_about(c->recipe));
+    if (plan->fitted_count > 0)
+        printf("fitted     %" PRIu64 " of %" PRIu64 " requantized tensors from %s\n", plan->fitted_count,
+               c->census.requantized_count, args->weights_path);
     print_rules(plan, !args->is_dry_run);
     for (uint32_t type = 0; type < SPK_TYPE_LIMIT; type++)
         if (c->census.of[type][type].tensor_count > 0)
@@ -182,6 +193,8 @@ static void add_tensors(cJSON *root, const conversion *c, bool has_errors) {
         (void)cJSON_AddItemToObject(item, "name", spk_cli_json_string(t->name));
         (void)cJSON_AddItemToObject(item, "rule", spk_cli_json_string(plan->choices[i].rule));
         (void)cJSON_AddStringToObject(item, "from", spk_type_name(t->source_type));
+        if (spk_convert_is_fitted(plan, i))
+            (void)cJSON_AddStringToObject(item, "fitted_from", spk_type_name(plan->counterparts[i]->type));
         (void)cJSON_AddStringToObject(item, "to", spk_type_name(t->type));
         add_bytes(item, "bytes_before", spk_tensor_bytes(&source));
         add_bytes(item, "bytes_after", spk_tensor_bytes(t));
@@ -203,8 +216,7 @@ static void add_tensors(cJSON *root, const conversion *c, bool has_errors) {
     }
 }
 
-/* False when out of memory. */
-static bool print_json(const conversion *c) {
+static cJSON *make_json(const conversion *c) {
     const spk_convert_plan *plan = &c->plan;
     bool is_written = !c->args->is_dry_run;
     size_change weights = weight_bytes(plan), per_token = token_bytes(plan);
@@ -216,6 +228,8 @@ static bool print_json(const conversion *c) {
     (void)cJSON_AddItemToObject(root, "recipe", spk_cli_json_string(spk_recipe_name(c->recipe)));
     (void)cJSON_AddBoolToObject(root, "recipe_is_default", c->is_default);
     (void)cJSON_AddItemToObject(root, "recipe_text", spk_cli_json_string(spk_recipe_text(c->recipe)));
+    if (plan->fitted_count > 0)
+        (void)cJSON_AddItemToObject(root, "source_weights", spk_cli_json_string(c->args->weights_path));
     cJSON *fallbacks = cJSON_AddArrayToObject(root, "imatrix_fallbacks");
     for (uint64_t i = 0; i < plan->importance_fallback_count; i++)
         (void)cJSON_AddItemToArray(fallbacks, spk_cli_json_string(plan->importance_fallbacks[i]));
@@ -231,12 +245,86 @@ static bool print_json(const conversion *c) {
         add_bytes(root, "pack_bytes", c->pack_bytes);
         (void)cJSON_AddNumberToObject(root, "seconds", c->seconds);
     }
+    return root;
+}
+
+/* False when out of memory. */
+static bool print_json(const cJSON *root) {
     char *text = cJSON_Print(root);
-    cJSON_Delete(root);
     if (text != NULL) puts(text);
     bool is_printed = text != NULL;
     free(text);
     return is_printed;
+}
+
+/* ---- The page ---- */
+
+enum { REPORT_TENSORS_MAX = 1000 };      /* of the list below the pictures */
+
+static void add_sizes(spk_html *page, const conversion *c) {
+    static const char *const series[] = { "source", "pack" };
+    size_change weights = weight_bytes(&c->plan), per_token = token_bytes(&c->plan);
+    const spk_chart_bar bars[] = { { "all weights", { weights.source_bytes, weights.bytes } },
+                                   { "the file", { c->source_bytes, c->pack_bytes } } };
+    const spk_chart_bar token_bars[] = { { "read per token", { per_token.source_bytes, per_token.bytes } } };
+    const spk_chart_text text = { .title = "Size", .about = "Weights without padding and metadata; the file with both." };
+    const spk_chart_text token_text = { .title = "Read per token",
+        .about = "Bytes of weights that one decode step reads; of experts the used ones." };
+    spk_html_addf(page, "<div class=\"grid\">\n");
+    spk_chart_bars(page, &text, bars, 2, series, 2);
+    spk_chart_bars(page, &token_text, token_bars, 1, series, 2);
+    spk_html_addf(page, "</div>\n");
+}
+
+static void add_page(spk_html *page, const conversion *c, const spk_pack *pack, const cJSON *figures) {
+    spk_html_begin(page, "What became of the weights");
+    spk_html_addf(page, "<p>");
+    spk_html_string(page, c->args->in_path);
+    spk_html_addf(page, " &rarr; ");
+    spk_html_string(page, c->args->out_path);
+    spk_html_addf(page, "</p>\n<p class=\"soft\">%s; recipe ", c->fingerprint);
+    spk_html_string(page, spk_recipe_name(c->recipe));
+    spk_html_addf(page, ": ");
+    spk_html_string(page, spk_recipe_about(c->recipe));
+    spk_html_addf(page, "</p>\n");
+    spk_pack_page_errors(page, pack);
+    add_sizes(page, c);
+    spk_html_addf(page, "<h2>Provenance</h2>\n<div class=\"card\">\n");
+    spk_pack_page_provenance(page, pack);
+    spk_html_addf(page, "</div>\n<h2>All figures</h2>\n<details class=\"card\"><summary>As --json has them</summary>\n");
+    spk_html_json(page, figures);
+    spk_html_addf(page, "<h3>requantized</h3>\n");
+    spk_html_json_list(page, cJSON_GetObjectItemCaseSensitive(figures, "requantized"), false, REPORT_TENSORS_MAX);
+    spk_html_addf(page, "<h3>copied</h3>\n");
+    spk_html_json_list(page, cJSON_GetObjectItemCaseSensitive(figures, "copied"), false, REPORT_TENSORS_MAX);
+    spk_html_addf(page, "</details>\n");
+}
+
+/* What the page says of the pack it reads from the pack. */
+static spk_status write_report(conversion *c, const cJSON *figures, spk_error *err) {
+    if (c->report_file == NULL) return SPK_OK;
+    if (spk_same_file(c->args->report_path, c->args->out_path))
+        return spk_fail(err, SPK_E_EXISTS, "--report %s: that is the pack", c->args->report_path);
+    spk_pack *pack = NULL;
+    spk_html page = { 0 };
+    SPK_TRY(spk_pack_open(c->args->out_path, &pack, err));
+    add_page(&page, c, pack, figures);
+    spk_pack_close(pack);
+    spk_status status = spk_html_commit(&page, c->report_file, err);
+    c->report_file = NULL;
+    return status;
+}
+
+/* Begun before the work, so that a bad path costs no time. */
+static spk_status begin_report(conversion *c, spk_error *err) {
+    const arguments *args = c->args;
+    const char *path = args->report_path, *inputs[] = { args->imatrix_path, args->recipe_name, args->out_path };
+    if (path == NULL) return SPK_OK;
+    if (strcmp(path, args->out_path) == 0) return spk_fail(err, SPK_E_USAGE, "--report %s: that is the pack", path);
+    for (uint32_t part = 0; part < spk_gguf_part_count(c->source); part++)
+        if (spk_same_file(path, spk_gguf_part_path(c->source, part)))
+            return spk_fail(err, SPK_E_USAGE, "--report %s: that is the input %s", path, spk_gguf_part_path(c->source, part));
+    return spk_tool_output_begin("--report", path, inputs, sizeof inputs / sizeof *inputs, 0, &c->report_file, err);
 }
 
 /* ---- Work ---- */
@@ -259,7 +347,7 @@ static spk_status load_recipe(conversion *c, const char *name, spk_error *err) {
 static spk_status make_plan(conversion *c, spk_error *err) {
     SPK_TRY(load_recipe(c, c->args->recipe_name, err));
     spk_status status = spk_convert_plan_make(&c->options, &c->plan, err);
-    if (status != SPK_E_MISMATCH || !c->is_default || c->imatrix != NULL) return status;
+    if (status != SPK_E_MISMATCH || !c->is_default || c->imatrix != NULL || c->weights != NULL) return status;
     c->misfit = *err;
     SPK_TRY(load_recipe(c, "native", err));
     return spk_convert_plan_make(&c->options, &c->plan, err);
@@ -274,12 +362,13 @@ static spk_status open_inputs(conversion *c, spk_error *err) {
     for (size_t i = 0; i < 2; i++)
         if (inputs[i] != NULL && args->out_path != NULL && spk_same_file(inputs[i], args->out_path))
             return spk_fail(err, SPK_E_EXISTS, "%s: is an input, expected another path for the output", args->out_path);
+    if (args->weights_path != NULL) SPK_TRY(spk_gguf_open(args->weights_path, &c->weights, err));
     if (args->imatrix_path != NULL) SPK_TRY(spk_imatrix_open(args->imatrix_path, &c->imatrix, err));
     SPK_TRY(spk_convert_config(c->source, &c->config, err));
     (void)spk_model_fingerprint(&c->config, c->fingerprint, sizeof c->fingerprint);
     const char *slash = args->imatrix_path == NULL ? NULL : strrchr(args->imatrix_path, '/');
-    c->options = (spk_convert_options){ .source = c->source, .out_path = args->out_path, .replace = args->is_forced,
-                                        .imatrix = c->imatrix,
+    c->options = (spk_convert_options){ .source = c->source, .weights = c->weights, .out_path = args->out_path,
+                                        .replace = args->is_forced, .imatrix = c->imatrix,
                                         .imatrix_name = slash == NULL ? args->imatrix_path : slash + 1,
                                         .thread_count = (uint32_t)args->thread_count,
                                         .progress = args->is_quiet ? NULL : spk_cli_progress_show,
@@ -309,18 +398,21 @@ static void print_notes(const conversion *c) {
     print_tokenizer_note(c);
     if (c->imatrix != NULL && c->census.requantized_count == 0)
         fprintf(stderr, TOOL ": nothing is requantized, so %s is not used\n", c->args->imatrix_path);
+    if (c->weights != NULL && c->census.requantized_count == 0)
+        fprintf(stderr, TOOL ": nothing is requantized, so %s is not used\n", c->args->weights_path);
     for (uint64_t i = 0; i < c->plan.importance_fallback_count; i++)
         fprintf(stderr, TOOL ": importance not used for %s\n", c->plan.importance_fallbacks[i]);
 }
 
 static spk_status convert(conversion *c, spk_error *err) {
     double start_s = spk_cli_now_s();
+    spk_outfile_remove_on_signals();
     SPK_TRY(open_inputs(c, err));
+    SPK_TRY(begin_report(c, err));
     SPK_TRY(make_plan(c, err));
     spk_census_take(c->plan.tensors, c->plan.tensor_count, &c->census);
     if (!c->args->is_quiet) print_notes(c);
     if (c->args->is_dry_run) return SPK_OK;
-    spk_outfile_remove_on_signals();
     spk_status status = spk_convert_run(&c->options, &c->plan, err);
     spk_cli_progress_end(&c->progress);
     if (status != SPK_OK) return status;
@@ -338,15 +430,22 @@ static int run(const arguments *args) {
     int exit_status = SPK_EXIT_DONE;
     if (convert(&c, &err) != SPK_OK) {
         exit_status = spk_cli_fail(TOOL, &err);
-    } else if (!args->is_json) {
-        print_text(&c);
-    } else if (!print_json(&c)) {
-        fprintf(stderr, TOOL ": out of memory\n");
-        exit_status = SPK_EXIT_FAILED;
+    } else {
+        cJSON *figures = make_json(&c);
+        if (!args->is_json) {
+            print_text(&c);
+        } else if (!print_json(figures)) {
+            fprintf(stderr, TOOL ": out of memory\n");
+            exit_status = SPK_EXIT_FAILED;
+        }
+        if (write_report(&c, figures, &err) != SPK_OK) exit_status = spk_cli_fail(TOOL, &err);
+        cJSON_Delete(figures);
     }
+    spk_outfile_abort(c.report_file);
     spk_convert_plan_free(&c.plan);
     spk_recipe_free(c.recipe);
     spk_imatrix_close(c.imatrix);
+    spk_gguf_close(c.weights);
     spk_gguf_close(c.source);
     return spk_cli_finish(TOOL, exit_status);
 }
@@ -364,12 +463,17 @@ static int print_help(void) {
     return spk_cli_finish(TOOL, SPK_EXIT_DONE);
 }
 
-enum { OPT_RECIPE = 256, OPT_SET, OPT_IMATRIX, OPT_THREADS, OPT_DRY_RUN, OPT_FORCE, OPT_JSON, OPT_QUIET };
+enum {
+    OPT_RECIPE = 256, OPT_SET, OPT_WEIGHTS, OPT_IMATRIX, OPT_THREADS, OPT_DRY_RUN, OPT_FORCE, OPT_JSON, OPT_REPORT,
+    OPT_QUIET
+};
 static const struct option long_options[] = {
     { "recipe", required_argument, NULL, OPT_RECIPE },   { "set", required_argument, NULL, OPT_SET },
+    { "source-weights", required_argument, NULL, OPT_WEIGHTS },
     { "imatrix", required_argument, NULL, OPT_IMATRIX }, { "threads", required_argument, NULL, OPT_THREADS },
     { "dry-run", no_argument, NULL, OPT_DRY_RUN },       { "force", no_argument, NULL, OPT_FORCE },
-    { "json", no_argument, NULL, OPT_JSON },             { "quiet", no_argument, NULL, OPT_QUIET },
+    { "json", no_argument, NULL, OPT_JSON },             { "report", required_argument, NULL, OPT_REPORT },
+    { "quiet", no_argument, NULL, OPT_QUIET },
     { "help", no_argument, NULL, 'h' },                  { "version", no_argument, NULL, 'V' },
     { NULL, 0, NULL, 0 },
 };
@@ -384,6 +488,7 @@ int main(int argc, char **argv) {
         switch (option) {
         case OPT_RECIPE:  args.recipe_name = optarg; break;
         case OPT_SET:     sets[args.set_count++] = optarg; break;
+        case OPT_WEIGHTS: args.weights_path = optarg; break;
         case OPT_IMATRIX: args.imatrix_path = optarg; break;
         case OPT_THREADS:
             if (spk_cli_u64("--threads", optarg, 1, SPK_POOL_THREAD_MAX, &args.thread_count, &err) != SPK_OK)
@@ -392,6 +497,7 @@ int main(int argc, char **argv) {
         case OPT_DRY_RUN: args.is_dry_run = true; break;
         case OPT_FORCE:   args.is_forced = true; break;
         case OPT_JSON:    args.is_json = true; break;
+        case OPT_REPORT:  args.report_path = optarg; break;
         case OPT_QUIET:   args.is_quiet = true; break;
         case 'h':         exit_status = print_help(); break;
         case 'V':         puts(TOOL " " SPK_VERSION_TEXT); exit_status = spk_cli_finish(TOOL, SPK_EXIT_DONE); break;
@@ -402,6 +508,8 @@ int main(int argc, char **argv) {
     if (exit_status < 0 && (path_count > 2 || path_count < (args.is_dry_run ? 1 : 2)))
         exit_status = spk_cli_usage(TOOL, "expected IN.gguf and OUT.spk, found %d path%s", path_count,
                                     path_count == 1 ? "" : "s");
+    if (exit_status < 0 && args.is_dry_run && args.report_path != NULL)
+        exit_status = spk_cli_usage(TOOL, "--report shows errors, which a --dry-run does not know");
     if (exit_status < 0) {
         args.in_path = argv[optind];
         args.out_path = path_count == 2 ? argv[optind + 1] : NULL;

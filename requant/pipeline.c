@@ -1,11 +1,11 @@
-/* requant/pipeline.c - runs on worker threads, written in order; the source's digest on a thread of its own.
+/* requant/pipeline.c - runs on worker threads, written in order; each file's digest on a thread of its own.
  *
  * Workers take run numbers in order and fill a ring of buffers; the caller's thread appends them to the pack in order.
  * So the file, the error sums and the error that is reported do not depend on the number of threads.
  *
- * The digest needs every byte of the source in file order, which is not the order of runs.  Its thread reads a little
- * ahead of what the workers have consumed, so that it also warms the page cache for them, and no further, so that it
- * does not push out what they still need.
+ * A digest needs every byte of a file in file order, which is not the order of runs.  Its thread reads a little ahead of
+ * what the workers have passed, so that it also warms the page cache for them, and no further, so that it does not push
+ * out what they still need.
  */
 #include "requant/convert_internal.h"
 
@@ -27,19 +27,30 @@ typedef struct {
     bool            is_filled;
 } ring_slot;
 
+typedef struct pipeline pipeline;
+
+/* The digest of the source, or of the file of better weights. */
 typedef struct {
+    pipeline       *pipe;
+    const spk_gguf *file;
+    uint64_t        passed_bytes;      /* by the workers; UINT64_MAX once all runs are written; guarded by the lock */
+    pthread_t       thread;
+    spk_digest      digest;
+    spk_status      status;
+    spk_error       error;
+} digest_task;
+
+struct pipeline {
     const spk_convert_job *job;
+    digest_task            digests[SPK_CONVERT_FILE_COUNT];
+    uint32_t               digest_count;
     pthread_mutex_t        lock;       /* guards everything below */
     pthread_cond_t         changed;
     ring_slot             *slots;      /* run r uses slot r % slot_count */
     uint64_t               slot_count;
     uint64_t               taken_count, written_count;   /* runs */
-    uint64_t               consumed_bytes;               /* of the source; UINT64_MAX once all runs are written */
     bool                   is_stopping;
-    spk_digest             digest;
-    spk_status             digest_status;
-    spk_error              digest_error;
-} pipeline;
+};
 
 typedef struct {
     pipeline           *pipe;
@@ -60,12 +71,12 @@ static void *work(void *context) {
         const spk_run *run = &job->runs[pipe->taken_count];
         ring_slot *slot = &pipe->slots[pipe->taken_count++ % pipe->slot_count];
         pthread_mutex_unlock(&pipe->lock);
-        uint64_t source_bytes = 0;
-        slot->status = spk_convert_fill(job, run, &self->scratch, slot->buffer, slot->errors, &source_bytes,
+        uint64_t passed_bytes[SPK_CONVERT_FILE_COUNT];
+        slot->status = spk_convert_fill(job, run, &self->scratch, slot->buffer, slot->errors, passed_bytes,
                                         &slot->error);
         pthread_mutex_lock(&pipe->lock);
         slot->is_filled = true;
-        pipe->consumed_bytes += source_bytes;
+        for (uint32_t d = 0; d < pipe->digest_count; d++) pipe->digests[d].passed_bytes += passed_bytes[d];
         pthread_cond_broadcast(&pipe->changed);
     }
     pthread_mutex_unlock(&pipe->lock);
@@ -73,25 +84,25 @@ static void *work(void *context) {
 }
 
 /* False when the conversion has failed and the digest is no longer wanted. */
-static bool wait_for_workers(pipeline *pipe, uint64_t hashed_bytes) {
+static bool wait_for_workers(const digest_task *task, uint64_t hashed_bytes) {
+    pipeline *pipe = task->pipe;
     pthread_mutex_lock(&pipe->lock);
     while (!pipe->is_stopping && hashed_bytes > DIGEST_AHEAD_BYTES &&
-           hashed_bytes - DIGEST_AHEAD_BYTES > pipe->consumed_bytes)
+           hashed_bytes - DIGEST_AHEAD_BYTES > task->passed_bytes)
         pthread_cond_wait(&pipe->changed, &pipe->lock);
     bool is_stopping = pipe->is_stopping;
     pthread_mutex_unlock(&pipe->lock);
     return !is_stopping;
 }
 
-static spk_status digest_parts(pipeline *pipe, spk_digester *digester, uint8_t *chunk, spk_error *err) {
-    const spk_gguf *source = pipe->job->options->source;
+static spk_status digest_parts(digest_task *task, spk_digester *digester, uint8_t *chunk, spk_error *err) {
     uint64_t hashed_bytes = 0;
-    for (uint32_t part = 0; part < spk_gguf_part_count(source); part++) {
-        uint64_t size = spk_gguf_part_bytes(source, part);
+    for (uint32_t part = 0; part < spk_gguf_part_count(task->file); part++) {
+        uint64_t size = spk_gguf_part_bytes(task->file, part);
         for (uint64_t at = 0; at < size;) {
             uint64_t count = size - at < DIGEST_CHUNK_BYTES ? size - at : DIGEST_CHUNK_BYTES;
-            if (!wait_for_workers(pipe, hashed_bytes)) return SPK_OK;
-            SPK_TRY(spk_gguf_read(source, part, at, count, chunk, err));
+            if (!wait_for_workers(task, hashed_bytes)) return SPK_OK;
+            SPK_TRY(spk_gguf_read(task->file, part, at, count, chunk, err));
             spk_digester_add(digester, chunk, count);
             at += count;
             hashed_bytes += count;
@@ -100,15 +111,14 @@ static spk_status digest_parts(pipeline *pipe, spk_digester *digester, uint8_t *
     return SPK_OK;
 }
 
-static void *digest_source(void *context) {
-    pipeline *pipe = context;
+static void *digest_file(void *context) {
+    digest_task *task = context;
     spk_digester *digester = NULL;
     uint8_t *chunk = malloc(DIGEST_CHUNK_BYTES);
-    pipe->digest_status = chunk == NULL ? spk_fail(&pipe->digest_error, SPK_E_MEMORY, "out of memory for a digest")
-                                        : spk_digester_create(&digester, &pipe->digest_error);
-    if (pipe->digest_status == SPK_OK)
-        pipe->digest_status = digest_parts(pipe, digester, chunk, &pipe->digest_error);
-    if (pipe->digest_status == SPK_OK) pipe->digest = spk_digester_result(digester);
+    task->status = chunk == NULL ? spk_fail(&task->error, SPK_E_MEMORY, "out of memory for a digest")
+                                 : spk_digester_create(&digester, &task->error);
+    if (task->status == SPK_OK) task->status = digest_parts(task, digester, chunk, &task->error);
+    if (task->status == SPK_OK) task->digest = spk_digester_result(digester);
     free(chunk);
     spk_digester_destroy(digester);
     return NULL;
@@ -162,33 +172,34 @@ static spk_status write_runs(pipeline *pipe, spk_pack_writer *writer, spk_quant_
 /* Starts the threads, writes, and joins them whatever happened. */
 static spk_status run_threads(pipeline *pipe, worker *workers, uint32_t worker_count, spk_pack_writer *writer,
                               spk_quant_error *errors, spk_error *err) {
-    pthread_t digest_thread;
-    bool has_digest = pthread_create(&digest_thread, NULL, digest_source, pipe) == 0;
-    uint32_t started = 0;
-    while (has_digest && started < worker_count &&
+    uint32_t digesting = 0, started = 0;
+    while (digesting < pipe->digest_count &&
+           pthread_create(&pipe->digests[digesting].thread, NULL, digest_file, &pipe->digests[digesting]) == 0)
+        digesting++;
+    while (digesting == pipe->digest_count && started < worker_count &&
            pthread_create(&workers[started].thread, NULL, work, &workers[started]) == 0)
         started++;
     spk_status status = started < worker_count
-        ? spk_fail(err, SPK_E_MEMORY, "cannot start %u threads", worker_count + 1)
+        ? spk_fail(err, SPK_E_MEMORY, "cannot start %u threads", worker_count + pipe->digest_count)
         : write_runs(pipe, writer, errors, err);
     pthread_mutex_lock(&pipe->lock);
-    if (status == SPK_OK)
-        pipe->consumed_bytes = UINT64_MAX;
-    else
-        pipe->is_stopping = true;
+    for (uint32_t d = 0; d < pipe->digest_count && status == SPK_OK; d++) pipe->digests[d].passed_bytes = UINT64_MAX;
+    if (status != SPK_OK) pipe->is_stopping = true;
     pthread_cond_broadcast(&pipe->changed);
     pthread_mutex_unlock(&pipe->lock);
     for (uint32_t w = 0; w < started; w++) pthread_join(workers[w].thread, NULL);
-    if (has_digest) pthread_join(digest_thread, NULL);
-    if (status == SPK_OK && pipe->digest_status != SPK_OK) {
-        if (err != NULL) *err = pipe->digest_error;
-        status = pipe->digest_status;
+    for (uint32_t d = 0; d < digesting; d++) {
+        const digest_task *task = &pipe->digests[d];
+        pthread_join(task->thread, NULL);
+        if (status != SPK_OK || task->status == SPK_OK) continue;
+        if (err != NULL) *err = task->error;
+        status = task->status;
     }
     return status;
 }
 
 spk_status spk_convert_pipeline(const spk_convert_job *job, spk_pack_writer *writer, spk_quant_error *errors,
-                                spk_digest *source_digest, spk_error *err) {
+                                spk_digest digests[SPK_CONVERT_FILE_COUNT], spk_error *err) {
     uint32_t worker_count = job->options->thread_count != 0 ? job->options->thread_count : spk_cpu_count();
     if (worker_count > SPK_POOL_THREAD_MAX) worker_count = SPK_POOL_THREAD_MAX;
     uint64_t slot_count = 2 * (uint64_t)worker_count + 2, fitting = RING_BYTES_MAX / (job->run_bytes_max + 1);
@@ -196,7 +207,11 @@ spk_status spk_convert_pipeline(const spk_convert_job *job, spk_pack_writer *wri
     if (worker_count > slot_count) worker_count = (uint32_t)slot_count;
 
     pipeline pipe = { .job = job, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER,
-                      .slots = calloc(slot_count, sizeof(ring_slot)), .slot_count = slot_count };
+                      .slots = calloc(slot_count, sizeof(ring_slot)), .slot_count = slot_count,
+                      .digest_count = job->plan->fitted_count > 0 ? SPK_CONVERT_FILE_COUNT : 1 };
+    pipe.digests[SPK_CONVERT_SOURCE].file = job->options->source;
+    pipe.digests[SPK_CONVERT_WEIGHTS].file = job->options->weights;
+    for (uint32_t d = 0; d < pipe.digest_count; d++) pipe.digests[d].pipe = &pipe;
     worker *workers = calloc(worker_count, sizeof *workers);
     bool has_memory = pipe.slots != NULL && workers != NULL;
     for (uint64_t s = 0; s < slot_count && has_memory; s++)
@@ -209,7 +224,7 @@ spk_status spk_convert_pipeline(const spk_convert_job *job, spk_pack_writer *wri
         ? run_threads(&pipe, workers, worker_count, writer, errors, err)
         : spk_fail(err, SPK_E_MEMORY, "out of memory for %" PRIu64 " buffers of %" PRIu64 " bytes", slot_count,
                    job->run_bytes_max);
-    if (status == SPK_OK) *source_digest = pipe.digest;
+    for (uint32_t d = 0; d < pipe.digest_count && status == SPK_OK; d++) digests[d] = pipe.digests[d].digest;
     for (uint64_t s = 0; s < slot_count && pipe.slots != NULL; s++) free(pipe.slots[s].buffer);
     for (uint32_t w = 0; w < worker_count && workers != NULL; w++) free_scratch(&workers[w].scratch);
     free(pipe.slots);

@@ -24,15 +24,16 @@
 enum { LANES = 64 };                 /* independent sums: a fixed order of addition that the compiler can vectorise */
 
 typedef struct {
-    double kl, nll;                  /* nll: -ln p of the true next token */
-    bool   same_top;
+    double   kl, nll;                /* nll: -ln p of the true next token */
+    uint32_t top;
 } point;
 
 struct spk_compare {
     spk_compare_options options;
     uint64_t count, room;            /* positions scored, positions that the arrays below hold */
-    double  *base_nll;
-    point   *points[SPK_COMPARE_MODEL_COUNT_MAX - 1];
+    double   *base_nll;
+    uint32_t *base_top;
+    point    *points[SPK_COMPARE_MODEL_COUNT_MAX - 1];
 };
 
 /* ---- One position ---- */
@@ -183,13 +184,14 @@ static spk_status score_position(const batch *b, uint64_t index, spk_error *err)
         if (m == 0) {
             base = own;
             compare->base_nll[position] = nll;
+            compare->base_top[position] = own.top;
             continue;
         }
         double kl = kl_of(&base, &own, vocab_size);
         if (!(kl < INFINITY))
             return spk_fail(err, SPK_E_NONFINITE, "%s: position %" PRIu64 ": a token that %s expects has probability "
                             "zero", name, position, compare->options.names[0]);
-        compare->points[m - 1][position] = (point){ .kl = kl, .nll = nll, .same_top = own.top == base.top };
+        compare->points[m - 1][position] = (point){ .kl = kl, .nll = nll, .top = own.top };
     }
     return SPK_OK;
 }
@@ -215,6 +217,7 @@ spk_status spk_compare_create(const spk_compare_options *options, spk_compare **
 void spk_compare_destroy(spk_compare *compare) {
     if (compare == NULL) return;
     free(compare->base_nll);
+    free(compare->base_top);
     for (size_t c = 0; c < SPK_COMPARE_MODEL_COUNT_MAX - 1; c++) free(compare->points[c]);
     free(compare);
 }
@@ -228,6 +231,9 @@ static spk_status make_room(spk_compare *compare, uint64_t count, spk_error *err
     double *base_nll = realloc(compare->base_nll, room * sizeof *base_nll);
     if (base_nll == NULL) return spk_fail(err, SPK_E_MEMORY, "comparison: out of memory");
     compare->base_nll = base_nll;
+    uint32_t *base_top = realloc(compare->base_top, room * sizeof *base_top);
+    if (base_top == NULL) return spk_fail(err, SPK_E_MEMORY, "comparison: out of memory");
+    compare->base_top = base_top;
     for (uint32_t c = 0; c + 1 < compare->options.model_count; c++) {
         point *points = realloc(compare->points[c], room * sizeof *points);
         if (points == NULL) return spk_fail(err, SPK_E_MEMORY, "comparison: out of memory");
@@ -250,6 +256,13 @@ spk_status spk_compare_add(spk_compare *compare, const float *const *logits, con
 }
 
 uint64_t spk_compare_position_count(const spk_compare *compare) { return compare->count; }
+
+spk_compare_point spk_compare_at(const spk_compare *compare, uint32_t candidate, uint64_t position) {
+    assert(candidate + 1 < compare->options.model_count && position < compare->count);
+    const point *p = &compare->points[candidate][position];
+    return (spk_compare_point){ .kl = p->kl, .nll_base = compare->base_nll[position], .nll_candidate = p->nll,
+                                .top_base = compare->base_top[position], .top_candidate = p->top };
+}
 
 /* ---- The summary ---- */
 
@@ -349,7 +362,7 @@ spk_status spk_compare_summarize(const spk_compare *compare, uint32_t candidate,
     double n = (double)count;
 
     uint64_t same = 0;
-    for (uint64_t i = 0; i < count; i++) same += points[i].same_top;
+    for (uint64_t i = 0; i < count; i++) same += points[i].top == compare->base_top[i];
     s.top1 = (double)same / n;
     s.top1_se = sqrt(s.top1 * (1 - s.top1) / (n - 1));
 

@@ -47,6 +47,15 @@ SPK_MUST_CHECK spk_status spk_compare_add(spk_compare *compare, const float *con
 
 uint64_t spk_compare_position_count(const spk_compare *compare);
 
+/* One position of a candidate. */
+typedef struct {
+    double   kl;
+    double   nll_base, nll_candidate;        /* -ln of the true next token's probability */
+    uint32_t top_base, top_candidate;        /* the likeliest tokens */
+} spk_compare_point;
+/* candidate: 0 .. model_count - 2; position < spk_compare_position_count. */
+spk_compare_point spk_compare_at(const spk_compare *compare, uint32_t candidate, uint64_t position);
+
 /* One candidate against the base.  *_se are standard errors; percentiles interpolate between order statistics. */
 typedef struct {
     uint64_t positions;

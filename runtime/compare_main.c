@@ -10,10 +10,12 @@
 #include <unistd.h>
 
 #include "formats/cli.h"
+#include "formats/html.h"
 #include "formats/model.h"
 #include "formats/pool.h"
 #include "formats/version.h"
 #include "runtime/compare.h"
+#include "runtime/compare_page.h"
 #include "runtime/runtime.h"
 #include "runtime/tool.h"
 
@@ -35,6 +37,8 @@ static const char HELP[] =
     "  --min-top1 X     exit 1 if the lower bound of its same-top-1 share (Wilson's, one-sided 95 %) is below X\n"
     "                   (0 to 1); 1 asks for the same token at every position\n"
     "  --json FILE      also write the figures as JSON\n"
+    "  --html FILE      and a page to look at: KL along the text, its distribution, the worst tokens, sizes, provenance,\n"
+    "                   and of packs the error of each layer and class\n"
     "  --backend NAME   auto, cpu, ref or cuda                                       [auto]\n"
     "  --base-backend NAME\n"
     "                   BASE on another one: BASE against itself then measures backends [as --backend]\n"
@@ -47,7 +51,7 @@ static const char HELP[] =
     "example:     spk-compare --text tests/text/held-out.txt --max-kl 0.01 model.gguf model.spk\n";
 
 typedef struct {
-    const char *text_path, *tokens_path, *json_path;
+    const char *text_path, *tokens_path, *json_path, *html_path;
     uint64_t    ctx, max_tokens, thread_count;   /* ctx 0: not given */
     spk_backend backend, base_backend;
     bool        has_base_backend;            /* else base_backend is not looked at */
@@ -61,7 +65,7 @@ typedef struct {
 typedef struct {
     const arguments *arguments;
     uint64_t       ctx;                  /* tokens of a window, as resolved */
-    spk_outfile   *json_file;            /* NULL if none was asked for, or it is done */
+    spk_outfile   *json_file, *html_file; /* NULL if none was asked for, or it is done */
     spk_model     *models[MODELS_MAX];
     spk_session   *sessions[MODELS_MAX];
     float         *logits[MODELS_MAX];   /* [BATCH][vocab] */
@@ -98,6 +102,7 @@ static spk_status open_models(comparison *c, spk_error *err) {
         if (a->ctx == 0 && trained < c->ctx) c->ctx = trained;
         if (m > 0 && a->text_path != NULL) SPK_TRY(spk_tool_same_tokenizer(c->models[0], c->models[m], err));
         SPK_TRY(spk_tool_output_check("--json", a->json_path, c->models[m], err));
+        SPK_TRY(spk_tool_output_check("--html", a->html_path, c->models[m], err));
     }
     return SPK_OK;
 }
@@ -234,7 +239,7 @@ static cJSON *candidate_json(const comparison *c, uint32_t index) {
     return object;
 }
 
-static spk_status write_json(comparison *c, spk_error *err) {
+static cJSON *make_report(const comparison *c) {
     const arguments *a = c->arguments;
     cJSON *report = cJSON_CreateObject();
     cJSON_AddStringToObject(report, "tool", "spk-compare " SPK_VERSION_TEXT);
@@ -244,9 +249,36 @@ static spk_status write_json(comparison *c, spk_error *err) {
     cJSON_AddItemToObject(report, "base", model_json(c, 0));
     cJSON *candidates = cJSON_AddArrayToObject(report, "candidates");
     for (uint32_t i = 0; i + 1 < a->model_count; i++) cJSON_AddItemToArray(candidates, candidate_json(c, i));
-    spk_status status = spk_tool_json_commit(c->json_file, report, err);
-    c->json_file = NULL;
-    cJSON_Delete(report);
+    return report;
+}
+
+static spk_status write_html(comparison *c, const cJSON *figures, spk_error *err) {
+    const arguments *a = c->arguments;
+    spk_html page = { 0 };
+    spk_tokenizer *tokenizer = NULL;
+    spk_error why;
+    if (spk_tokenizer_create(c->models[0], &tokenizer, &why) != SPK_OK) tokenizer = NULL;   /* then ids are shown */
+    spk_compare_page source = { .paths = a->paths, .models = c->models, .model_count = a->model_count,
+                                .compare = c->compare, .summaries = c->summaries, .tokens = c->tokens,
+                                .window_positions = c->ctx, .text_path = a->text_path ? a->text_path : a->tokens_path,
+                                .tokenizer = tokenizer, .report = figures };
+    spk_compare_page_write(&page, &source);
+    spk_tokenizer_destroy(tokenizer);
+    spk_status status = spk_html_commit(&page, c->html_file, err);
+    c->html_file = NULL;
+    return status;
+}
+
+static spk_status write_files(comparison *c, spk_error *err) {
+    if (c->json_file == NULL && c->html_file == NULL) return SPK_OK;
+    cJSON *figures = make_report(c);
+    spk_status status = SPK_OK;
+    if (c->json_file != NULL) {
+        status = spk_tool_json_commit(c->json_file, figures, err);
+        c->json_file = NULL;
+    }
+    if (status == SPK_OK && c->html_file != NULL) status = write_html(c, figures, err);
+    cJSON_Delete(figures);
     return status;
 }
 
@@ -278,15 +310,16 @@ static bool gates_hold(const comparison *c) {
 
 /* ---- Command line ---- */
 
-enum { OPT_TEXT = 256, OPT_TOKENS, OPT_CTX, OPT_MAX_TOKENS, OPT_MAX_KL, OPT_MIN_TOP1, OPT_JSON, OPT_BACKEND,
+enum { OPT_TEXT = 256, OPT_TOKENS, OPT_CTX, OPT_MAX_TOKENS, OPT_MAX_KL, OPT_MIN_TOP1, OPT_JSON, OPT_HTML, OPT_BACKEND,
        OPT_BASE_BACKEND, OPT_THREADS, OPT_KV };
 
 static const struct option LONG_OPTIONS[] = {
     { "text", required_argument, NULL, OPT_TEXT }, { "tokens", required_argument, NULL, OPT_TOKENS },
     { "ctx", required_argument, NULL, OPT_CTX }, { "max-tokens", required_argument, NULL, OPT_MAX_TOKENS },
     { "max-kl", required_argument, NULL, OPT_MAX_KL }, { "min-top1", required_argument, NULL, OPT_MIN_TOP1 },
-    { "json", required_argument, NULL, OPT_JSON }, { "backend", required_argument, NULL, OPT_BACKEND },
-    { "base-backend", required_argument, NULL, OPT_BASE_BACKEND }, { "kv", required_argument, NULL, OPT_KV }, { "threads", required_argument, NULL, OPT_THREADS },
+    { "json", required_argument, NULL, OPT_JSON }, { "html", required_argument, NULL, OPT_HTML },
+    { "backend", required_argument, NULL, OPT_BACKEND }, { "base-backend", required_argument, NULL, OPT_BASE_BACKEND },
+    { "kv", required_argument, NULL, OPT_KV }, { "threads", required_argument, NULL, OPT_THREADS },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { 0 },
 };
 
@@ -304,6 +337,7 @@ static spk_status take_option(int option, arguments *a, spk_error *err) {
         a->has_base_backend = true;
         return spk_tool_backend("--base-backend", optarg, &a->base_backend, err);
     case OPT_THREADS:    return spk_cli_u64("--threads", optarg, 1, SPK_POOL_THREAD_MAX, &a->thread_count, err);
+    case OPT_HTML:       a->html_path = optarg; return SPK_OK;
     default:             a->json_path = optarg; return SPK_OK;
     }
 }
@@ -326,28 +360,32 @@ static int parse_arguments(int argc, char **argv, arguments *a) {
     a->model_count = (uint32_t)model_count;
     if ((a->text_path != NULL) == (a->tokens_path != NULL))
         return spk_cli_usage(TOOL, "expected exactly one of --text and --tokens");
+    if (a->json_path != NULL && a->html_path != NULL &&
+        (strcmp(a->json_path, a->html_path) == 0 || spk_same_file(a->json_path, a->html_path)))
+        return spk_cli_usage(TOOL, "--json and --html are the same file '%s'", a->html_path);
     return -1;
 }
 
 static spk_status compare_models(comparison *c, spk_error *err) {
     const arguments *a = c->arguments;
-    if (a->json_path != NULL) {
-        const char *inputs[MODELS_MAX + 2] = { a->text_path, a->tokens_path };
-        memcpy(inputs + 2, a->paths, sizeof a->paths);
+    const char *inputs[MODELS_MAX + 2] = { a->text_path, a->tokens_path };
+    memcpy(inputs + 2, a->paths, sizeof a->paths);
+    if (a->json_path != NULL)
         SPK_TRY(spk_tool_output_begin("--json", a->json_path, inputs, MODELS_MAX + 2, 0, &c->json_file, err));
-    }
+    if (a->html_path != NULL)
+        SPK_TRY(spk_tool_output_begin("--html", a->html_path, inputs, MODELS_MAX + 2, 0, &c->html_file, err));
     SPK_TRY(open_models(c, err));
     SPK_TRY(read_tokens(c, err));
     SPK_TRY(make_sessions(c, err));
     return score(c, err);
 }
 
-/* The gates are printed whatever becomes of the JSON. */
+/* The gates are printed whatever becomes of the files. */
 static int report(comparison *c) {
     spk_error err;
     print_report(c);
     int exit_status = gates_hold(c) ? SPK_EXIT_DONE : SPK_EXIT_FAILED;
-    if (c->json_file == NULL || write_json(c, &err) == SPK_OK) return exit_status;
+    if (write_files(c, &err) == SPK_OK) return exit_status;
     return spk_cli_fail(TOOL, &err);
 }
 
@@ -362,6 +400,7 @@ int main(int argc, char **argv) {
     exit_status = compare_models(&c, &err) == SPK_OK ? report(&c) : spk_cli_fail(TOOL, &err);
 
     spk_outfile_abort(c.json_file);
+    spk_outfile_abort(c.html_file);
     spk_compare_destroy(c.compare);
     spk_pool_destroy(c.pool);
     free(c.tokens);

@@ -57,6 +57,7 @@ static const spk_model_config model_config = { .arch = SPK_ARCH_QWEN3MOE, .layer
 static const spk_provenance model_provenance = {
     .source_name = "tiny model.gguf", .source_bytes = UINT64_C(0x123456789ab), .source_digest = { { 1, 2, 3, 0xff } },
     .source_version = 3, .source_alignment_bytes = 64, .recipe_name = "test", .imatrix_name = "",
+    .weights_name = "better model.gguf", .weights_bytes = UINT64_C(0xfedcba9876543), .weights_digest = { { 9, 8, 0xab } },
     .recipe_text = "recipe test\nabout \xe2\x9c\x93\nrule .* Q5_K -> Q4_K\n", .tool_version = "spk-pack 9.9.9"
 };
 

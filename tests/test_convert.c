@@ -147,83 +147,6 @@ static void the_number_of_threads_changes_nothing(void) {
 
 /* ---- Sources made from the tiny model ---- */
 
-typedef struct {
-    uint64_t    tensor_begin, tensor_end;
-    const char *omitted_key;         /* left out of the metadata, or NULL */
-    gguf_build  more_kvs;            /* appended to it */
-    uint64_t    more_kv_count;
-    uint64_t    vocab_size;          /* != 0: token_embd and output get so many rows, of random weights */
-} edit;
-
-static bool has_vocab(const spk_gguf_tensor *t) {
-    return strcmp(t->name, "token_embd.weight") == 0 || strcmp(t->name, "output.weight") == 0;
-}
-
-/* A tensor's data, from the source or, with rows made up, random with small scales. */
-static void append_tensor(spk_gguf_writer *writer, const spk_gguf_tensor *t, uint64_t vocab_size) {
-    if (vocab_size == 0 || !has_vocab(t)) {
-        CHECK_OK(spk_gguf_writer_append(writer, t->data, t->size_bytes, &err), err);
-        return;
-    }
-    const spk_type_info *type = spk_type_find(t->type);
-    uint64_t row_bytes = t->dims[0] / type->block_weights * type->block_bytes, seed = t->type;
-    uint8_t *row = malloc(row_bytes);
-    for (uint64_t r = 0; r < vocab_size; r++) {
-        for (uint64_t i = 0; i < row_bytes; i++) row[i] = (uint8_t)check_random(&seed);
-        for (uint64_t block = 0; block < row_bytes; block += type->block_bytes) {
-            /* d ends a Q6_K block and begins a Q8_0 one. */
-            uint64_t d = t->type == SPK_TYPE_Q6_K ? block + type->block_bytes - 2 : block;
-            row[d] = (uint8_t)r;
-            row[d + 1] = 0x10;
-        }
-        CHECK_OK(spk_gguf_writer_append(writer, row, row_bytes, &err), err);
-    }
-    free(row);
-}
-
-static void write_edited(const char *source_path, const char *out_path, const edit *e) {
-    spk_gguf *source;
-    CHECK_OK(spk_gguf_open(source_path, &source, &err), err);
-    gguf_build kvs = { 0 };
-    uint64_t kv_count = e->more_kv_count, tensor_count = e->tensor_end - e->tensor_begin;
-    for (uint64_t i = 0; i < spk_gguf_kvs(source)->count; i++) {
-        const spk_kv *kv = &spk_gguf_kvs(source)->items[i];
-        if (e->omitted_key != NULL && spk_text_equal(kv->key, e->omitted_key)) continue;
-        gb_raw(&kvs, kv->entry, kv->entry_bytes);
-        kv_count++;
-    }
-    if (e->more_kv_count > 0) gb_raw(&kvs, e->more_kvs.bytes, e->more_kvs.size);
-    spk_gguf_tensor_spec *specs = calloc(tensor_count, sizeof *specs);
-    for (uint64_t i = 0; i < tensor_count; i++) {
-        const spk_gguf_tensor *t = spk_gguf_tensor_at(source, e->tensor_begin + i);
-        memcpy(specs[i].name, t->name, sizeof specs[i].name);
-        memcpy(specs[i].dims, t->dims, sizeof specs[i].dims);
-        specs[i].type = t->type;
-        specs[i].dim_count = t->dim_count;
-        if (e->vocab_size != 0 && has_vocab(t)) specs[i].dims[1] = e->vocab_size;
-    }
-    spk_gguf_writer_options options = { .path = out_path, .version = 3, .kv_bytes = kvs.bytes,
-                                        .kv_bytes_size = kvs.size, .kv_count = kv_count,
-                                        .alignment_bytes = spk_gguf_alignment_bytes(source), .tensors = specs,
-                                        .tensor_count = tensor_count };
-    spk_gguf_writer *writer;
-    CHECK_OK(spk_gguf_writer_begin(&options, &writer, &err), err);
-    for (uint64_t i = 0; i < tensor_count; i++)
-        append_tensor(writer, spk_gguf_tensor_at(source, e->tensor_begin + i), e->vocab_size);
-    CHECK_OK(spk_gguf_writer_commit(writer, &err), err);
-    gb_free(&kvs);
-    free(specs);
-    spk_gguf_close(source);
-}
-
-static uint64_t tensor_count_of(const char *path) {
-    spk_gguf *source;
-    CHECK_OK(spk_gguf_open(path, &source, &err), err);
-    uint64_t count = spk_gguf_tensor_count(source);
-    spk_gguf_close(source);
-    return count;
-}
-
 /* Long enough for several runs, and the last row group is short. */
 static void a_long_matrix_is_cut_and_comes_out_whole(void) {
     gb_make_dir(dir);
@@ -300,14 +223,6 @@ static void odd_tokenizer_arrays_are_carried(void) {
 }
 
 /* ---- Refusals ---- */
-
-static void expect_no_pack(const char *source_path, pack_request request, spk_status want, const char *in_message) {
-    int before = gb_file_count(dir);
-    const char *packed = in_dir("no.spk");
-    CHECK(pack(source_path, packed, &request) == want, "expected %s: %s", spk_status_name(want), err.text);
-    CHECK(strstr(err.text, in_message) != NULL, "'%s' is not in: %s", in_message, err.text);
-    CHECK(gb_file_count(dir) == before, "a file was left");
-}
 
 static void a_nonfinite_source_is_refused_where_it_is_requantized(void) {
     gb_make_dir(dir);

@@ -46,7 +46,7 @@ help_and_version() {
         run 0 "$tool" -h; says out "usage: "
         run 0 "$tool" --version; grep -qE '^spk-(un)?pack [0-9.]+$' "$dir/out" || fail "version: $(cat "$dir/out")"
     done
-    run 0 "$pack" -h
+    run 0 "$pack" -h; says out "  --source-weights F "
     for recipe in native ffn safe fast; do says out "  $recipe "; done
 }
 
@@ -57,6 +57,7 @@ wrong_usage_is_status_2() {
     run 2 "$pack" --frobnicate "$tiny" "$dir/a"; says err "unknown option '--frobnicate'"
     run 2 "$pack" -x "$tiny" "$dir/a"; says err "unknown option '-x'"
     run 2 "$pack" "$tiny" "$dir/a" --recipe; says err "--recipe needs a value"
+    run 2 "$pack" "$tiny" "$dir/a" --source-weights; says err "--source-weights needs a value"
     for n in 0 -1 2x 1025 99999999999999999999; do
         run 2 "$pack" --threads $n "$tiny" "$dir/a"; says err "--threads '$n'"
     done
@@ -257,13 +258,56 @@ unpacking_a_requant_gives_a_gguf_and_says_so() {
     expect_files "./a.gguf ./a.spk ./b.spk "
 }
 
+a_better_source_is_used_and_told() {
+    if [ ! -e "$bf16" ]; then skip "$bf16 is not there"; return; fi
+    run 0 "$pack" --source-weights "$bf16" "$tiny" "$dir/a.spk"
+    says out "recipe     ffn (default)"; says out "fitted     32 of 32 requantized tensors from $bf16"
+    [ ! -s "$dir/err" ] || fail "stderr: $(cat "$dir/err")"
+    run 0 "$SPK_BIN/spk-info" --verify "$dir/a.spk"; says out "requants   fitted from tiny-qwen36-bf16.gguf (37.0 MB"
+    run 0 "$SPK_BIN/spk-info" --json "$dir/a.spk"; says out '"weights_bytes":	37007296'; says out '"weights_xxh3_128":'
+    run 0 "$unpack" "$dir/a.spk" "$dir/a.gguf"; says err "32 tensors were requantized (recipe ffn)"
+    run 0 "$pack" --json --dry-run --source-weights "$bf16" "$tiny"
+    says out "\"source_weights\":	\"$bf16\""; says out '"fitted_from":	"BF16"'
+    run 0 "$pack" --recipe native --source-weights "$bf16" "$tiny" "$dir/b.spk"
+    says err "nothing is requantized, so $bf16 is not used"
+    grep -q "^fitted" "$dir/out" && fail "nothing was fitted"
+    run 0 "$SPK_BIN/spk-info" "$dir/b.spk"; grep -q "fitted" "$dir/out" && fail "was not used: $(cat "$dir/out")"
+    run 0 "$pack" --quiet --recipe native --force --source-weights "$bf16" "$tiny" "$dir/b.spk"
+    [ ! -s "$dir/err" ] || fail "--quiet: $(cat "$dir/err")"
+    expect_files "./a.gguf ./a.spk ./b.spk "
+}
+
+# Each in one line, whatever the recipe is: a default does not fall back to native.
+a_wrong_better_source_is_refused() {
+    echo "no model" >"$dir/text.gguf"
+    head -c 1000000 "$tiny" >"$dir/cut.gguf"
+    mkfifo "$dir/fifo"
+    run 1 "$pack" --source-weights "$dir/none.gguf" "$tiny" "$dir/a.spk"; says err "none.gguf: No such file"
+    run 1 "$pack" --source-weights "$dir/text.gguf" "$tiny" "$dir/a.spk"; says err "text.gguf"
+    run 1 "$pack" --source-weights "$dir/cut.gguf" "$tiny" "$dir/a.spk"; says err "cut.gguf"
+    run 1 "$pack" --source-weights "$dir" "$tiny" "$dir/a.spk"; says err "is a directory"
+    run 1 timeout 10 "$pack" --source-weights "$dir/fifo" "$tiny" "$dir/a.spk"; says err "fifo: is a pipe"
+    run 1 "$pack" --source-weights "$moe" "$tiny" "$dir/a.spk"; says err "$moe: is another model (qwen3moe L"
+    run 1 "$pack" --source-weights "$tiny" "$tiny" "$dir/a.spk"
+    says err "no tensor that is requantized is more precise there than in $tiny"
+    cp "$tiny" "$dir/w.gguf"
+    run 1 "$pack" --force --source-weights "$dir/w.gguf" "$tiny" "$dir/w.gguf"; says err "is the file of better weights"
+    cmp -s "$tiny" "$dir/w.gguf" || fail "the file of better weights changed"
+    if [ -e "$bf16" ]; then
+        run 1 "$pack" --recipe native --set 'blk\.1\.ffn_up_shexp\.weight=Q4_K' --source-weights "$tiny" "$bf16" "$dir/a.spk"
+        says err "$tiny: tensor 'blk.1.ffn_up_shexp.weight' is Q8_0, less precise than in $bf16 (BF16)"
+    fi
+    expect_files "./cut.gguf ./text.gguf ./w.gguf "
+}
+
 for t in help_and_version wrong_usage_is_status_2 a_pack_is_made_and_reported json_is_complete \
     a_dry_run_touches_nothing a_set_that_matches_nothing_is_an_error a_tokenizer_that_spk_run_cannot_use_is_told \
     a_model_without_a_default_is_packed_natively_and_told a_default_that_does_not_fit_the_types_is_told \
     existing_files_and_inputs_are_kept a_bad_input_is_one_line_and_leaves_nothing an_unwritable_directory_is_refused \
     a_file_size_limit_leaves_nothing too_small_a_disk_is_told_before_the_work a_full_stdout_is_a_failure \
     a_terminated_run_leaves_nothing unpacking_gives_the_source_back \
-    unpacking_something_else_than_the_source_is_told unpacking_a_requant_gives_a_gguf_and_says_so; do
+    unpacking_something_else_than_the_source_is_told unpacking_a_requant_gives_a_gguf_and_says_so \
+    a_better_source_is_used_and_told a_wrong_better_source_is_refused; do
     check $t
 done
 exit $failed

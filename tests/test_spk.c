@@ -14,6 +14,9 @@ static void check_texts(const spk_provenance *p) {
     CHECK(strcmp(p->recipe_text, model_provenance.recipe_text) == 0, "%s", p->recipe_text);
     CHECK(strcmp(p->imatrix_name, "") == 0, "%s", p->imatrix_name);
     CHECK(strcmp(p->tool_version, model_provenance.tool_version) == 0, "%s", p->tool_version);
+    CHECK(strcmp(p->weights_name, model_provenance.weights_name) == 0, "%s", p->weights_name);
+    CHECK(p->weights_bytes == model_provenance.weights_bytes &&
+          memcmp(&p->weights_digest, &model_provenance.weights_digest, sizeof p->weights_digest) == 0, "numbers");
     CHECK(p->source_bytes == model_provenance.source_bytes && p->source_version == 3, "numbers");
     CHECK(p->source_alignment_bytes == 64 &&
           memcmp(&p->source_digest, &model_provenance.source_digest, sizeof p->source_digest) == 0, "numbers");

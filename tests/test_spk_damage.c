@@ -313,6 +313,11 @@ static void provenance_is_checked(void) {
     check_record("source.bytes", 0, 'S', "R22: PROVENANCE has no number 'source.bytes'");
     check_record("source.alignment", 16, SPK_KV_F64, "R22: PROVENANCE has no number 'source.alignment'");
     check_record("010203ff", 7, 'F', "R22: PROVENANCE: 'source.gguf_version' or 'source.xxh3_128' is malformed");
+    check_record("weights.name", 0, 'W', "R22: PROVENANCE has no text 'weights.name'");
+    check_record("weights.bytes", 0, 'W', "R22: PROVENANCE has no number 'weights.bytes'");
+    check_record("weights.xxh3_128", 0, 'W', "R22: PROVENANCE has no text 'weights.xxh3_128'");
+    check_record("better model", 0, 0, "R22: PROVENANCE has no text 'weights.name'");    /* holds a NUL */
+    check_record("0908ab", 5, 'B', "R22: PROVENANCE: 'weights.name' or 'weights.xxh3_128' is malformed");
     image i = model_image();
     section_of(&i, SPK_SECTION_PROVENANCE)->item_count--;
     seal(&i);

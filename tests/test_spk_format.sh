@@ -42,6 +42,16 @@ check "provenance as spk-info has it" 'json "list(a[\"provenance\"].values()) ==
 reader "$dir/a.spk" --source $model
 check "copied weights beside requantized ones" 'grep -q "^141 of 149 tensors equal" "$dir/out"'
 
+if [ -e build/models/tiny-qwen36-bf16.gguf ]; then
+    "$SPK_BIN/spk-pack" --quiet --force --recipe ffn --source-weights build/models/tiny-qwen36-bf16.gguf $model "$dir/w.spk" >"$dir/out" 2>&1
+    "$SPK_BIN/spk-info" --json "$dir/w.spk" >"$dir/info.json"
+    reader "$dir/w.spk"
+    cp "$dir/out" "$dir/page.json"
+    check "provenance of better weights as spk-info has it" 'json "[a[\"provenance\"][\"weights.\" + k] for k in (\"name\", \"bytes\", \"xxh3_128\")] == [b[\"provenance\"][\"weights_\" + k] for k in (\"name\", \"bytes\", \"xxh3_128\")]" "$dir/page.json" "$dir/info.json"'
+    reader "$dir/w.spk" --source $model
+    check "copied weights beside ones from another file" 'grep -q "^117 of 149 tensors equal" "$dir/out"'
+fi
+
 # The reader is no rubber stamp: it sees a swapped byte, and a cut file.
 cp "$dir/a.spk" "$dir/bad.spk"
 printf '\xff' | dd of="$dir/bad.spk" bs=1 seek=5010000 conv=notrunc status=none
