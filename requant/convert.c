@@ -189,15 +189,17 @@ static spk_status refuse_nonfinite(const row_range *range, const uint8_t *source
 }
 
 /* A few rows of one matrix: source -> floats -> blocks -> floats, and the difference. */
-static spk_status requantize_stretch(const row_range *range, const float *importance, spk_convert_scratch *scratch,
-                                     uint8_t *out, spk_quant_error *sums, spk_error *err) {
+static spk_status requantize_stretch(const row_range *range, const float *importance, spk_quant_effort effort,
+                                     spk_convert_scratch *scratch, uint8_t *out, spk_quant_error *sums,
+                                     spk_error *err) {
     const spk_tensor *t = range->tensor;
     uint64_t weight_count = range->row_count * t->dims[0];
     SPK_TRY(read_rows(range, scratch->source, err));
     SPK_TRY(refuse_nonfinite(range, scratch->source, err));
     spk_dequantize(range->source->type, scratch->source, weight_count, scratch->weights);
     spk_quant_job quant = { .type = t->type, .row_count = range->row_count, .col_count = t->dims[0],
-                            .weights = scratch->weights, .importance = importance, .blocks = out };
+                            .weights = scratch->weights, .importance = importance, .blocks = out,
+                            .effort = effort };
     SPK_TRY(spk_quantize(&quant, err));
     spk_dequantize(t->type, out, weight_count, scratch->decoded);
     spk_quant_error_add(sums, scratch->weights, scratch->decoded, weight_count);
@@ -220,7 +222,8 @@ static spk_status requantize_rows(const spk_convert_job *job, const row_range *r
         if (job->options->imatrix != NULL)
             SPK_TRY(spk_imatrix_lookup(job->options->imatrix, t->name, t->dims[0], spk_tensor_matrix_count(t), matrix,
                                        &answer, &importance, err));
-        SPK_TRY(requantize_stretch(&stretch, importance, scratch, scratch->rows + done * range->row_bytes, sums, err));
+        SPK_TRY(requantize_stretch(&stretch, importance, job->options->effort, scratch,
+                                   scratch->rows + done * range->row_bytes, sums, err));
         done += stretch.row_count;
     }
     return SPK_OK;
@@ -318,6 +321,15 @@ static uint64_t file_bytes(const spk_gguf *file) {
     return sum;
 }
 
+/* What wrote the pack, and with what effort if not the usual one. */
+static const char *tool_version(spk_quant_effort effort) {
+    switch (effort) {
+    case SPK_EFFORT_FAST: return "spk-pack " SPK_VERSION_TEXT ", effort fast";
+    case SPK_EFFORT_BEST: return "spk-pack " SPK_VERSION_TEXT ", effort best";
+    default:              return "spk-pack " SPK_VERSION_TEXT;
+    }
+}
+
 static spk_provenance make_provenance(const spk_convert_options *options, const spk_convert_plan *plan,
                                       const spk_digest digests[SPK_CONVERT_FILE_COUNT]) {
     const spk_gguf *source = options->source;
@@ -328,7 +340,7 @@ static spk_provenance make_provenance(const spk_convert_options *options, const 
                                   .recipe_name = spk_recipe_name(options->recipe),
                                   .recipe_text = spk_recipe_text(options->recipe),
                                   .imatrix_name = options->imatrix == NULL ? "" : options->imatrix_name,
-                                  .weights_name = "", .tool_version = "spk-pack " SPK_VERSION_TEXT };
+                                  .weights_name = "", .tool_version = tool_version(options->effort) };
     if (plan->fitted_count > 0) {
         provenance.weights_name = base_name(options->weights);
         provenance.weights_bytes = file_bytes(options->weights);

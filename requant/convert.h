@@ -1,9 +1,9 @@
 /* requant/convert.h - GGUF to pack, streamed run by run; and pack to GGUF.
  *
  * Memory is bounded by runs in flight (a few MiB each), not by tensors or by the model.  The output depends on the
- * source, the recipe, the imatrix, the file of better weights (of all three files the name too, which provenance holds),
- * the tool's version and that of libzstd, and on nothing else.  A weight whose type the recipe leaves alone is never
- * decoded: its bytes are moved.
+ * source, the recipe, the effort, the imatrix, the file of better weights (of all three files the name too, which
+ * provenance holds), the tool's version and that of libzstd, and on nothing else.  A weight whose type the recipe leaves
+ * alone is never decoded: its bytes are moved.
  */
 #ifndef SPK_CONVERT_H
 #define SPK_CONVERT_H
@@ -13,6 +13,7 @@
 #include "formats/gguf.h"
 #include "formats/spk.h"
 #include "requant/imatrix.h"
+#include "requant/quant.h"
 #include "requant/recipe.h"
 
 /* Called from one thread. */
@@ -27,6 +28,7 @@ typedef struct {
     const spk_recipe  *recipe;           /* borrowed */
     const spk_imatrix *imatrix;          /* borrowed, or NULL */
     const char        *imatrix_name;     /* for provenance; "" if none */
+    spk_quant_effort   effort;           /* for provenance too */
     uint32_t           thread_count;     /* 0: one for each CPU of this process; never changes the output */
     spk_convert_progress_fn *progress;   /* may be NULL */
     void              *progress_context;

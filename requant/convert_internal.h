@@ -3,7 +3,6 @@
 #define SPK_CONVERT_INTERNAL_H
 
 #include "requant/convert.h"
-#include "requant/quant.h"
 
 /* Weights that are decoded, encoded and compared at a time: whole rows, and small enough for a core's cache. */
 enum { SPK_CONVERT_STRETCH_WEIGHTS = 1 << 16 };

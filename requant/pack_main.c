@@ -29,6 +29,7 @@ static const char help_head[] =
     "  --set REGEX=TYPE    a rule before all others: tensors whose whole name matches become TYPE; may be repeated\n"
     "  --source-weights F  a more precise GGUF of the same model (BF16, say; also split): what is requantized is fitted\n"
     "                      from it, everything else is IN's\n"
+    "  --effort EFFORT     how long to look for the best fit of what is requantized: fast, normal or best [normal]\n"
     "  --imatrix FILE      importance matrix of llama.cpp (.gguf or .dat) for what is requantized\n"
     "  --threads N         worker threads; never changes the output [all CPUs]\n"
     "  --dry-run           print the plan and the size; write nothing; OUT.spk may be left out\n"
@@ -45,11 +46,16 @@ static const char help_tail[] =
     "exit status: 0 done; 1 failed, and no pack is written (only a --report that cannot be leaves one); 2 wrong usage\n"
     "example: spk-pack --recipe ffn Qwen3.6-35B-A3B-UD-Q4_K_M.gguf qwen3.6.spk\n";
 
+static const char *const effort_names[] = {
+    [SPK_EFFORT_NORMAL] = "normal", [SPK_EFFORT_FAST] = "fast", [SPK_EFFORT_BEST] = "best",
+};
+
 typedef struct {
     const char  *in_path, *out_path;     /* out_path NULL: none given */
     const char  *recipe_name, *imatrix_path, *weights_path, *report_path;
     const char **sets;
     size_t       set_count;
+    spk_quant_effort effort;
     uint64_t     thread_count;
     bool         is_dry_run, is_forced, is_json, is_quiet;
 } arguments;
@@ -233,6 +239,7 @@ static cJSON *make_json(const conversion *c) {
     cJSON *fallbacks = cJSON_AddArrayToObject(root, "imatrix_fallbacks");
     for (uint64_t i = 0; i < plan->importance_fallback_count; i++)
         (void)cJSON_AddItemToArray(fallbacks, spk_cli_json_string(plan->importance_fallbacks[i]));
+    (void)cJSON_AddStringToObject(root, "effort", effort_names[c->args->effort]);
     add_tensors(root, c, is_written);
     add_bytes(root, "weight_bytes_before", weights.source_bytes);
     add_bytes(root, "weight_bytes_after", weights.bytes);
@@ -370,7 +377,7 @@ static spk_status open_inputs(conversion *c, spk_error *err) {
     c->options = (spk_convert_options){ .source = c->source, .weights = c->weights, .out_path = args->out_path,
                                         .replace = args->is_forced, .imatrix = c->imatrix,
                                         .imatrix_name = slash == NULL ? args->imatrix_path : slash + 1,
-                                        .thread_count = (uint32_t)args->thread_count,
+                                        .effort = args->effort, .thread_count = (uint32_t)args->thread_count,
                                         .progress = args->is_quiet ? NULL : spk_cli_progress_show,
                                         .progress_context = &c->progress };
     return SPK_OK;
@@ -465,7 +472,7 @@ static int print_help(void) {
 
 enum {
     OPT_RECIPE = 256, OPT_SET, OPT_WEIGHTS, OPT_IMATRIX, OPT_THREADS, OPT_DRY_RUN, OPT_FORCE, OPT_JSON, OPT_REPORT,
-    OPT_QUIET
+    OPT_QUIET, OPT_EFFORT
 };
 static const struct option long_options[] = {
     { "recipe", required_argument, NULL, OPT_RECIPE },   { "set", required_argument, NULL, OPT_SET },
@@ -473,10 +480,19 @@ static const struct option long_options[] = {
     { "imatrix", required_argument, NULL, OPT_IMATRIX }, { "threads", required_argument, NULL, OPT_THREADS },
     { "dry-run", no_argument, NULL, OPT_DRY_RUN },       { "force", no_argument, NULL, OPT_FORCE },
     { "json", no_argument, NULL, OPT_JSON },             { "report", required_argument, NULL, OPT_REPORT },
-    { "quiet", no_argument, NULL, OPT_QUIET },
+    { "quiet", no_argument, NULL, OPT_QUIET },           { "effort", required_argument, NULL, OPT_EFFORT },
     { "help", no_argument, NULL, 'h' },                  { "version", no_argument, NULL, 'V' },
     { NULL, 0, NULL, 0 },
 };
+
+static bool parse_effort(const char *text, spk_quant_effort *out) {
+    for (size_t i = 0; i < sizeof effort_names / sizeof *effort_names; i++)
+        if (strcmp(text, effort_names[i]) == 0) {
+            *out = (spk_quant_effort)i;
+            return true;
+        }
+    return false;
+}
 
 int main(int argc, char **argv) {
     const char **sets = calloc((size_t)argc, sizeof *sets);
@@ -490,6 +506,10 @@ int main(int argc, char **argv) {
         case OPT_SET:     sets[args.set_count++] = optarg; break;
         case OPT_WEIGHTS: args.weights_path = optarg; break;
         case OPT_IMATRIX: args.imatrix_path = optarg; break;
+        case OPT_EFFORT:
+            if (!parse_effort(optarg, &args.effort))
+                exit_status = spk_cli_usage(TOOL, "--effort '%s': expected fast, normal or best", optarg);
+            break;
         case OPT_THREADS:
             if (spk_cli_u64("--threads", optarg, 1, SPK_POOL_THREAD_MAX, &args.thread_count, &err) != SPK_OK)
                 exit_status = spk_cli_usage(TOOL, "%s", err.text);

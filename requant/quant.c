@@ -61,18 +61,18 @@ static void pack_nibbles(uint64_t codes, uint8_t *chunks, size_t l) {
     for (size_t c = 0; c < 4; c++) chunks[32 * c + l] = (uint8_t)(pairs >> (16 * c));
 }
 
-static void make_q4_k(const spk_quant_build *build, const spk_quant_tile *tile, void *out) {
+static void make_q4_k(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out) {
     spk_quant_affine_fit fit;
-    if (!spk_quant_affine_exact(tile, 15, &fit)) build->affine(tile, 15, &fit);
+    if (!spk_quant_affine_exact(tile, 15, &fit)) build->affine(tile, 15, effort, &fit);
     spk_block_q4_k block = { .d = fit.d, .dmin = fit.dmin };
     pack_scales(&fit, block.scales);
     for (size_t l = 0; l < 32; l++) pack_nibbles(eight_codes(fit.code[l]), block.qs, l);
     memcpy(out, &block, sizeof block);
 }
 
-static void make_q5_k(const spk_quant_build *build, const spk_quant_tile *tile, void *out) {
+static void make_q5_k(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out) {
     spk_quant_affine_fit fit;
-    if (!spk_quant_affine_exact(tile, 31, &fit)) build->affine(tile, 31, &fit);
+    if (!spk_quant_affine_exact(tile, 31, &fit)) build->affine(tile, 31, effort, &fit);
     spk_block_q5_k block = { .d = fit.d, .dmin = fit.dmin };
     pack_scales(&fit, block.scales);
     for (size_t l = 0; l < 32; l++) {
@@ -84,9 +84,9 @@ static void make_q5_k(const spk_quant_build *build, const spk_quant_tile *tile, 
     memcpy(out, &block, sizeof block);
 }
 
-static void make_q6_k(const spk_quant_build *build, const spk_quant_tile *tile, void *out) {
+static void make_q6_k(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out) {
     spk_quant_q6_fit fit;
-    if (!spk_quant_q6_exact(tile, &fit)) build->q6(tile, &fit);
+    if (!spk_quant_q6_exact(tile, &fit)) build->q6(tile, effort, &fit);
     spk_block_q6_k block = { .d = fit.d };
     memcpy(block.scales, fit.scale, sizeof block.scales);
     for (size_t t = 0; t < 2; t++)
@@ -102,9 +102,9 @@ static void make_q6_k(const spk_quant_build *build, const spk_quant_tile *tile, 
     memcpy(out, &block, sizeof block);
 }
 
-static void make_q8_0(const spk_quant_build *build, const spk_quant_tile *tile, void *out) {
+static void make_q8_0(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out) {
     spk_quant_q8_fit fit;
-    if (!spk_quant_q8_exact(tile, &fit)) build->q8(tile, &fit);
+    if (!spk_quant_q8_exact(tile, &fit)) build->q8(tile, effort, &fit);
     spk_block_q8_0 blocks[SPK_QUANT_LANES];
     for (size_t j = 0; j < SPK_QUANT_LANES; j++) {
         blocks[j].d = fit.d[j];
@@ -119,7 +119,7 @@ typedef struct {
     uint32_t type;
     uint32_t sub_block_weights;  /* of a lane, in one group of the tile */
     float    low, high;          /* what a block can decode to at most */
-    void   (*make)(const spk_quant_build *build, const spk_quant_tile *tile, void *out);
+    void   (*make)(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out);
 } target_info;
 
 #define AFFINE_LOW (-SPK_QUANT_F16_MAX * SPK_QUANT_SCALE_MAX)
@@ -144,13 +144,32 @@ bool spk_quant_can_make(uint32_t type) { return target_find(type) != NULL; }
 
 /* ---- Rows to tiles ---- */
 
+typedef float v4 __attribute__((vector_size(16)));
+typedef int   v4i __attribute__((vector_size(16)));
+
+/* Four rows of four to four columns: out[i * out_stride + lane] = in[lane * in_stride + i]. */
+static inline void turn_four(const float *in, size_t in_stride, float *out, size_t out_stride) {
+    v4 row[4], pair[4];
+    for (size_t k = 0; k < 4; k++) memcpy(&row[k], in + k * in_stride, sizeof row[k]);
+    for (size_t k = 0; k < 2; k++) {
+        pair[k] = __builtin_shuffle(row[2 * k], row[2 * k + 1], (v4i){ 0, 4, 1, 5 });
+        pair[k + 2] = __builtin_shuffle(row[2 * k], row[2 * k + 1], (v4i){ 2, 6, 3, 7 });
+    }
+    for (size_t k = 0; k < 4; k += 2) {
+        row[k] = __builtin_shuffle(pair[k], pair[k + 1], (v4i){ 0, 1, 4, 5 });
+        row[k + 1] = __builtin_shuffle(pair[k], pair[k + 1], (v4i){ 2, 3, 6, 7 });
+    }
+    for (size_t k = 0; k < 4; k++) memcpy(out + k * out_stride, &row[k], sizeof row[k]);
+}
+
 /* Sub-block s goes to lane s % 8, from row s / 8 * (its weights). */
 static void turn(const float values[SPK_SUPERBLOCK], uint32_t sub_block_weights,
                  float lanes[SPK_QUANT_DEPTH][SPK_QUANT_LANES]) {
-    for (uint32_t row = 0; row < SPK_QUANT_DEPTH; row++) {
+    for (uint32_t row = 0; row < SPK_QUANT_DEPTH; row += 4) {
         uint32_t group = row / sub_block_weights, i = row % sub_block_weights;
         const float *first = values + group * SPK_QUANT_LANES * sub_block_weights + i;
-        for (uint32_t lane = 0; lane < SPK_QUANT_LANES; lane++) lanes[row][lane] = first[lane * sub_block_weights];
+        for (uint32_t lane = 0; lane < SPK_QUANT_LANES; lane += 4)
+            turn_four(first + lane * sub_block_weights, sub_block_weights, &lanes[row][lane], SPK_QUANT_LANES);
     }
 }
 
@@ -237,7 +256,7 @@ spk_status spk_quantize_with(const spk_quant_build *build, const spk_quant_job *
         for (uint64_t row = 0; row < job->row_count; row++) {
             uint8_t *out = (uint8_t *)job->blocks + row * row_bytes + col / info->block_weights * info->block_bytes;
             if (fill_weights(job->weights + row * job->col_count + col, count, target, &tile)) {
-                target->make(build, &tile, blocks);
+                target->make(build, &tile, job->effort, blocks);
                 memcpy(out, blocks, count_bytes);
             } else {
                 make_zeros(target, out, count_bytes);

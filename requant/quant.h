@@ -18,6 +18,14 @@
 /* Types that spk_quantize can make. */
 bool spk_quant_can_make(uint32_t type);
 
+/* How long the search for a block's scales and codes takes.  The squared error of a super-block is never larger at a
+ * higher effort.  Weights that a block holds exactly are found at every effort. */
+typedef enum {
+    SPK_EFFORT_NORMAL = 0,
+    SPK_EFFORT_FAST,           /* some three times as fast, error a little larger */
+    SPK_EFFORT_BEST            /* some ten times as slow, error a little smaller */
+} spk_quant_effort;
+
 typedef struct {
     uint32_t     type;         /* target: Q4_K, Q5_K, Q6_K or Q8_0 */
     uint64_t     row_count;    /* >= 1 */
@@ -25,6 +33,7 @@ typedef struct {
     const float *weights;      /* [row_count][col_count], borrowed */
     const float *importance;   /* [col_count], finite, >= 0, not all zero (the caller sanitises); or NULL */
     void        *blocks;       /* row_count * row bytes, no alignment needed; every byte is written */
+    spk_quant_effort effort;
 } spk_quant_job;
 
 /* SPK_E_NONFINITE names row and column (relative to the job) of a NaN or infinity; SPK_E_SHAPE if col_count does not

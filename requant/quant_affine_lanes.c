@@ -4,32 +4,44 @@
  * well they happen to fall changes the error more than a small step in scale does.  So the best of many different
  * codings is looked for, not the bottom of the bowl:
  *
- *   1. For each sub-block, 27 codings: nine step sizes, three alignments of the lowest code.  Least squares gives the
- *      best line through each coding, and the error of any other line is known from its curvature, without a new pass.
+ *   1. For each sub-block, a number of codings: two to seventeen step sizes, three alignments of the lowest code.
+ *      Least squares gives the best line through each coding, and the error of any other line is known from its
+ *      curvature, without a new pass.
  *   2. For several d, then several dmin, each sub-block takes the coding that is best once scale and min are rounded
  *      to multiples of them; the d and dmin with the least sum win.
  *   3. d and dmin are solved again for all 256 codes at once, rounded to F16, kept if better; then each sub-block tries
  *      the neighbouring scales and mins, with codes chosen anew; then d and dmin once more.
+ *
+ * The fast search leaves the neighbours out; the best one does 3 from every d, for as long as it helps.  Each search
+ * begins with what the one before has found, and so is never worse.
  *
  * From 2 on d and dmin are the F16 values that are stored, and errors are those of the codes that they decode.  Each
  * step of 3 keeps what it has unless the error falls.
  */
 #include "requant/quant_vectors_internal.h"
 
-enum { STEP_COUNT = 9, ALIGN_COUNT = 3, CANDIDATE_COUNT = STEP_COUNT * ALIGN_COUNT, FACTOR_COUNT = 4,
-       POLISH_TOP_MIN = 40 };
+enum {
+    ALIGN_COUNT = 3,
+    FAST_STEP_COUNT = 2, FAST_WEIGHTED_STEP_COUNT = 4, NORMAL_STEP_COUNT = 6, BEST_STEP_COUNT = 17,
+    CANDIDATE_MAX = BEST_STEP_COUNT * ALIGN_COUNT,
+    FACTOR_COUNT = 2,                                /* d, and then dmin, that are tried; those of best below */
+    BEST_D_COUNT = 16, BEST_DMIN_COUNT = 6, BEST_ROUNDS_MAX = 4,
+    POLISH_TOP_MIN = 40
+};
+
+/* With `best`, a start that is so much worse than what there is will not catch up. */
+#define HOPELESS 1.03f
 
 /* The rounding of one factor to F16, squared and relative. */
 #define F16_ERROR 0x1p-24f
 
-/* Codes that the range of a sub-block spans, less the largest code. */
-static const float spans_4bit[STEP_COUNT] = { 0, -0.33f, -0.67f, -1, -1.33f, -1.67f, 0.33f, 0.67f, 1 };
-static const float spans_5bit[STEP_COUNT] = { 0, -0.4f, -0.8f, -1.3f, -1.9f, -2.6f, -3.4f, 0.4f, 0.8f };
+/* Codes that the range of a sub-block spans, less the largest code.  An effort uses the first so and so many. */
+static const float spans_4bit[BEST_STEP_COUNT] = {
+    -0.6f, 0.3f, -0.15f, -1.1f, 0.75f, -1.6f, 0, -0.3f, -0.45f, -0.85f, -1.35f, -1.9f, -2.2f, -2.6f, -3, 0.5f, 1 };
+static const float spans_5bit[BEST_STEP_COUNT] = {
+    -1.1f, 0.2f, -0.4f, -1.8f, -2.6f, 0.7f, -0.1f, -0.6f, -0.85f, -1.45f, -2.2f, -3, -3.5f, -4.2f, -5, 0.45f, 1 };
 /* Where the smallest weight falls, in codes.  Between -0.5 and 0.5, so that no code is below 0. */
 static const float alignments[ALIGN_COUNT] = { -0.1f, -0.45f, 0.25f };
-/* What the largest scale and the largest min become; 63 is the most, the others are other chances. */
-static const float factor_tops[FACTOR_COUNT] = { 63, 62, 61, 60 };
-
 typedef struct {
     v8                    z[SPK_QUANT_DEPTH];  /* x - base */
     const spk_quant_tile *tile;
@@ -111,11 +123,12 @@ LANES_INLINE candidate fit_line(const problem *p, const code_sums *sums) {
     };
 }
 
-LANES_INLINE void make_candidates(const problem *p, const float spans[STEP_COUNT], bool weighted,
-                                  candidate out[CANDIDATE_COUNT]) {
+/* Of the steps step_begin <= s < step_end. */
+LANES_INLINE void make_candidates(const problem *p, const float spans[BEST_STEP_COUNT], int step_begin, int step_end,
+                                  bool weighted, candidate out[CANDIDATE_MAX]) {
     v8 inverse_range = v8_inverse_or_zero(p->range), shift[ALIGN_COUNT], code_max = v8_all(p->code_max);
     for (int k = 0; k < ALIGN_COUNT; k++) shift[k] = v8_all(alignments[k]);
-    for (int s = 0; s < STEP_COUNT; s++) {
+    for (int s = step_begin; s < step_end; s++) {
         code_sums sums[ALIGN_COUNT];
         v8 inverse_step = inverse_range * (p->code_max + spans[s]);
         sum_codes(p, &inverse_step, shift, ALIGN_COUNT, &code_max, false, weighted, sums);
@@ -129,10 +142,10 @@ LANES_INLINE v8 error_of(const problem *p, const candidate *c, const v8 *slope_o
 }
 
 /* Sum over the lanes of the best candidate's error, if only the slopes are rounded, to multiples of d. */
-LANES_INLINE float try_d(const problem *p, const candidate candidates[CANDIDATE_COUNT], float d) {
+LANES_INLINE float try_d(const problem *p, const candidate *candidates, int count, float d) {
     v8 best = v8_all(3e38f);
     float inverse_d = d > 0 ? 1.0f / d : 0.0f;
-    for (int k = 0; k < CANDIDATE_COUNT; k++) {
+    for (int k = 0; k < count; k++) {
         const candidate *c = &candidates[k];
         v8 scale = v8_clamp(v8_round(c->aim * inverse_d), 0, SPK_QUANT_SCALE_MAX), slope_off = scale * d - c->slope;
         v8 lost = v8_max(c->offset - c->mean_code * slope_off, v8_all(0.0f));
@@ -142,11 +155,11 @@ LANES_INLINE float try_d(const problem *p, const candidate candidates[CANDIDATE_
 }
 
 /* The same with the offsets rounded to multiples of -dmin; *out gets scales and mins. */
-LANES_INLINE void try_d_dmin(const problem *p, const candidate candidates[CANDIDATE_COUNT], float d, float dmin,
+LANES_INLINE void try_d_dmin(const problem *p, const candidate *candidates, int count, float d, float dmin,
                              solution *out) {
     float inverse_d = d > 0 ? 1.0f / d : 0.0f, inverse_dmin = dmin > 0 ? 1.0f / dmin : 0.0f;
     *out = (solution){ d, dmin, v8_all(0.0f), v8_all(0.0f), v8_all(3e38f) };
-    for (int k = 0; k < CANDIDATE_COUNT; k++) {
+    for (int k = 0; k < count; k++) {
         const candidate *c = &candidates[k];
         v8 scale = v8_clamp(v8_round(c->aim * inverse_d), 0, SPK_QUANT_SCALE_MAX);
         v8 slope_off = scale * d - c->slope, offset = c->offset - c->mean_code * slope_off;
@@ -159,9 +172,16 @@ LANES_INLINE void try_d_dmin(const problem *p, const candidate candidates[CANDID
     }
 }
 
-LANES_INLINE void choose_factors(const problem *p, const candidate candidates[CANDIDATE_COUNT], solution *out) {
+/* The factor that makes the largest slope or depth a little less than the largest scale or min: so many steps less. */
+LANES_INLINE float factor_of(float largest, int chance, float step) {
+    return half_scale(largest / ((float)SPK_QUANT_SCALE_MAX - (float)chance * step));
+}
+
+/* The largest slope and depth (offset below 0) of the candidates that are best before factors are rounded. */
+LANES_INLINE void find_tops(const problem *p, const candidate *candidates, int count, float *top_slope,
+                            float *top_depth) {
     v8 error = v8_all(3e38f), slope = v8_all(0.0f), depth = v8_all(0.0f);
-    for (int k = 0; k < CANDIDATE_COUNT; k++) {
+    for (int k = 0; k < count; k++) {
         const candidate *c = &candidates[k];
         v8 slope_off = c->aim - c->slope, offset = c->offset - c->mean_code * slope_off;
         v8 lost = v8_max(offset, v8_all(0.0f)), tried = error_of(p, c, &slope_off, &lost);
@@ -170,18 +190,30 @@ LANES_INLINE void choose_factors(const problem *p, const candidate candidates[CA
         slope = v8_choose(better, c->aim, slope);
         depth = v8_choose(better, -offset, depth);
     }
-    float top_slope = v8_largest(&slope), top_depth = v8_largest(&depth), d = 0, least = 3e38f;
-    top_depth = top_depth > 0 ? top_depth : 0.0f;
-    for (int f = 0; f < FACTOR_COUNT; f++) {
-        float tried = half_scale(top_slope / factor_tops[f]), sum = try_d(p, candidates, tried);
-        if (sum < least) least = sum, d = tried;
-    }
-    try_d_dmin(p, candidates, d, half_scale(top_depth / factor_tops[0]), out);
-    for (int f = 1; f < FACTOR_COUNT; f++) {
+    *top_slope = v8_largest(&slope);
+    *top_depth = v8_largest(&depth);
+    if (!(*top_depth > 0)) *top_depth = 0;
+}
+
+/* The best of factor_count dmin for a d. */
+LANES_INLINE void choose_dmin(const problem *p, const candidate *candidates, int count, int factor_count, float d,
+                              float top_depth, solution *out) {
+    try_d_dmin(p, candidates, count, d, factor_of(top_depth, 0, 1), out);
+    for (int f = 1; f < factor_count; f++) {
         solution tried;
-        try_d_dmin(p, candidates, d, half_scale(top_depth / factor_tops[f]), &tried);
+        try_d_dmin(p, candidates, count, d, factor_of(top_depth, f, 1), &tried);
         if (v8_sum(&tried.error) < v8_sum(&out->error)) *out = tried;
     }
+}
+
+LANES_INLINE void choose_factors(const problem *p, const candidate *candidates, int count, solution *out) {
+    float top_slope, top_depth, d = 0, least = 3e38f;
+    find_tops(p, candidates, count, &top_slope, &top_depth);
+    for (int f = 0; f < FACTOR_COUNT; f++) {
+        float tried = factor_of(top_slope, f, 1), sum = try_d(p, candidates, count, tried);
+        if (sum < least) least = sum, d = tried;
+    }
+    choose_dmin(p, candidates, count, FACTOR_COUNT, d, top_depth, out);
 }
 
 /* What coding needs to know of a scale.  A scale of 0 has a single code, 0. */
@@ -311,27 +343,80 @@ LANES_INLINE void write_fit(const problem *p, const solution *s, spk_quant_affin
     }
 }
 
-LANES_INLINE void search(const spk_quant_tile *tile, float code_max, const float spans[STEP_COUNT], bool weighted,
-                         spk_quant_affine_fit *out) {
+/* Codings of few steps, and no neighbours.  Weights make the bowl deeper in places that few steps miss. */
+LANES_INLINE int fast_step_count(bool weighted) {
+    return weighted ? FAST_WEIGHTED_STEP_COUNT : FAST_STEP_COUNT;
+}
+
+LANES_INLINE void search_fast(const problem *p, const float *spans, bool weighted, candidate *candidates, solution *s) {
+    int step_count = fast_step_count(weighted);
+    make_candidates(p, spans, 0, step_count, weighted, candidates);
+    choose_factors(p, candidates, step_count * ALIGN_COUNT, s);
+    measure_solution(p, s, weighted);
+    (void)solve_factors(p, s, weighted);
+    polish(p, s, weighted);
+}
+
+/* From what the fast search has found, which is kept where it is better. */
+LANES_INLINE void search_normal(const problem *p, const float *spans, bool weighted, candidate *candidates,
+                                solution *s) {
+    solution wider;
+    make_candidates(p, spans, fast_step_count(weighted), NORMAL_STEP_COUNT, weighted, candidates);
+    choose_factors(p, candidates, NORMAL_STEP_COUNT * ALIGN_COUNT, &wider);
+    measure_solution(p, &wider, weighted);
+    v8 mean_code = solve_factors(p, &wider, weighted);
+    try_neighbours(p, &wider, &mean_code, weighted);
+    (void)solve_factors(p, &wider, weighted);
+    polish(p, &wider, weighted);
+    if (!(v8_sum(&s->error) < v8_sum(&wider.error))) *s = wider;
+}
+
+/* Neighbours and factors in turns, until neither finds anything. */
+LANES_INLINE void refine(const problem *p, bool weighted, solution *s) {
+    for (int round = 0; round < BEST_ROUNDS_MAX; round++) {
+        float before = v8_sum(&s->error);
+        v8 mean_code = solve_factors(p, s, weighted);
+        try_neighbours(p, s, &mean_code, weighted);
+        if (!(v8_sum(&s->error) < before)) return;
+    }
+}
+
+/* From what the normal search has found: that, and for every d the best pair, each refined. */
+LANES_INLINE void search_best(const problem *p, const float *spans, bool weighted, candidate *candidates, solution *s) {
+    int count = BEST_STEP_COUNT * ALIGN_COUNT;
+    float top_slope, top_depth;
+    make_candidates(p, spans, NORMAL_STEP_COUNT, BEST_STEP_COUNT, weighted, candidates);
+    find_tops(p, candidates, count, &top_slope, &top_depth);
+    refine(p, weighted, s);
+    for (int f = 0; f < BEST_D_COUNT; f++) {
+        solution tried;
+        choose_dmin(p, candidates, count, BEST_DMIN_COUNT, factor_of(top_slope, f, 0.5f), top_depth, &tried);
+        measure_solution(p, &tried, weighted);
+        if (v8_sum(&tried.error) > HOPELESS * v8_sum(&s->error)) continue;
+        refine(p, weighted, &tried);
+        if (v8_sum(&tried.error) < v8_sum(&s->error)) *s = tried;
+    }
+    polish(p, s, weighted);
+}
+
+LANES_INLINE void search(const spk_quant_tile *tile, float code_max, const float *spans, spk_quant_effort effort,
+                         bool weighted, spk_quant_affine_fit *out) {
     problem p;
-    candidate candidates[CANDIDATE_COUNT];
+    candidate candidates[CANDIDATE_MAX];
     solution s;
     prepare(&p, tile, code_max, weighted);
-    make_candidates(&p, spans, weighted, candidates);
-    choose_factors(&p, candidates, &s);
-    measure_solution(&p, &s, weighted);
-    v8 mean_code = solve_factors(&p, &s, weighted);
-    try_neighbours(&p, &s, &mean_code, weighted);
-    (void)solve_factors(&p, &s, weighted);
-    polish(&p, &s, weighted);
+    search_fast(&p, spans, weighted, candidates, &s);
+    if (effort != SPK_EFFORT_FAST) search_normal(&p, spans, weighted, candidates, &s);
+    if (effort == SPK_EFFORT_BEST) search_best(&p, spans, weighted, candidates, &s);
     write_fit(&p, &s, out);
 }
 
-void SPK_LANES_NAME(spk_quant_affine)(const spk_quant_tile *tile, uint32_t code_max, spk_quant_affine_fit *out) {
+void SPK_LANES_NAME(spk_quant_affine)(const spk_quant_tile *tile, uint32_t code_max, spk_quant_effort effort,
+                                      spk_quant_affine_fit *out) {
     const float *spans = code_max == 15 ? spans_4bit : spans_5bit;
     if (tile->weighted) {
-        search(tile, (float)code_max, spans, true, out);
+        search(tile, (float)code_max, spans, effort, true, out);
     } else {
-        search(tile, (float)code_max, spans, false, out);
+        search(tile, (float)code_max, spans, effort, false, out);
     }
 }

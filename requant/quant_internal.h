@@ -54,16 +54,18 @@ typedef struct {
 typedef struct {
     const char *name;
     bool      (*usable)(void);
-    void      (*affine)(const spk_quant_tile *tile, uint32_t code_max, spk_quant_affine_fit *out);
-    void      (*q6)(const spk_quant_tile *tile, spk_quant_q6_fit *out);
-    void      (*q8)(const spk_quant_tile *tile, spk_quant_q8_fit *out);
+    void      (*affine)(const spk_quant_tile *tile, uint32_t code_max, spk_quant_effort effort,
+                         spk_quant_affine_fit *out);
+    void      (*q6)(const spk_quant_tile *tile, spk_quant_effort effort, spk_quant_q6_fit *out);
+    void      (*q8)(const spk_quant_tile *tile, spk_quant_effort effort, spk_quant_q8_fit *out);
     void      (*error_add)(spk_quant_error *sums, const float *x, const float *y, uint64_t count);
 } spk_quant_build;
 
 #define SPK_QUANT_DECLARE(build)                                                                                      \
-    void spk_quant_affine_##build(const spk_quant_tile *tile, uint32_t code_max, spk_quant_affine_fit *out);         \
-    void spk_quant_q6_##build(const spk_quant_tile *tile, spk_quant_q6_fit *out);                                    \
-    void spk_quant_q8_##build(const spk_quant_tile *tile, spk_quant_q8_fit *out);                                    \
+    void spk_quant_affine_##build(const spk_quant_tile *tile, uint32_t code_max, spk_quant_effort effort,            \
+                                  spk_quant_affine_fit *out);                                                        \
+    void spk_quant_q6_##build(const spk_quant_tile *tile, spk_quant_effort effort, spk_quant_q6_fit *out);           \
+    void spk_quant_q8_##build(const spk_quant_tile *tile, spk_quant_effort effort, spk_quant_q8_fit *out);           \
     void spk_quant_error_add_##build(spk_quant_error *sums, const float *x, const float *y, uint64_t count)
 SPK_QUANT_DECLARE(plain);
 SPK_QUANT_DECLARE(avx2);

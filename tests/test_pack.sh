@@ -61,6 +61,7 @@ wrong_usage_is_status_2() {
     for n in 0 -1 2x 1025 99999999999999999999; do
         run 2 "$pack" --threads $n "$tiny" "$dir/a"; says err "--threads '$n'"
     done
+    run 2 "$pack" --effort hard "$tiny" "$dir/a"; says err "--effort 'hard': expected fast, normal or best"
     run 2 "$pack" --set nonsense "$tiny" "$dir/a"; says err "REGEX=TYPE"
     run 2 "$pack" --set 'output\.weight=Q3_K' "$tiny" "$dir/a"; says err "cannot requantize to 'Q3_K'"
     says err "--set 'output\.weight=Q3_K': cannot"       # no line number
@@ -89,6 +90,30 @@ json_is_complete() {
     if command -v python3 >/dev/null; then python3 -m json.tool "$dir/out" >/dev/null || fail "not JSON"; fi
     run 0 "$pack" --json --dry-run "$tiny"; says out '"dry_run":	true'
     grep -q relative_rmse "$dir/out" && fail "a dry run cannot know errors"
+}
+
+# Sum of squares of the relative errors that the pack of the last run was reported with.
+total_error() { awk -F: '/"relative_rmse"/ { s += $2 * $2 } END { printf "%.12f\n", s }' "$dir/out"; }
+
+more_effort_leaves_less_error_and_is_recorded() {
+    local effort error last=1 threads
+    for effort in fast normal best; do
+        for threads in 1 2; do
+            run 0 "$pack" --json --recipe ffn --effort $effort --threads $threads "$tiny" "$dir/$effort-$threads.spk"
+        done
+        says out "\"effort\":	\"$effort\""
+        error=$(total_error)
+        awk -v a="$error" -v b=$last 'BEGIN { exit !(a > 0 && a < 0.998 * b) }' || fail "$effort: $error, before $last"
+        last=$error
+        cmp -s "$dir/$effort-1.spk" "$dir/$effort-2.spk" || fail "$effort: the number of threads changes the pack"
+        run 0 "$SPK_BIN/spk-info" "$dir/$effort-1.spk"
+        case $effort in
+            normal) grep -q 'effort' "$dir/out" && fail "the usual effort is not worth a word" ;;
+            *) says out ", effort $effort" ;;
+        esac
+    done
+    run 0 "$pack" --recipe ffn "$tiny" "$dir/a.spk"
+    cmp -s "$dir/a.spk" "$dir/normal-1.spk" || fail "normal is not the default"
 }
 
 a_dry_run_touches_nothing() {
@@ -301,7 +326,7 @@ a_wrong_better_source_is_refused() {
 }
 
 for t in help_and_version wrong_usage_is_status_2 a_pack_is_made_and_reported json_is_complete \
-    a_dry_run_touches_nothing a_set_that_matches_nothing_is_an_error a_tokenizer_that_spk_run_cannot_use_is_told \
+    more_effort_leaves_less_error_and_is_recorded a_dry_run_touches_nothing a_set_that_matches_nothing_is_an_error a_tokenizer_that_spk_run_cannot_use_is_told \
     a_model_without_a_default_is_packed_natively_and_told a_default_that_does_not_fit_the_types_is_told \
     existing_files_and_inputs_are_kept a_bad_input_is_one_line_and_leaves_nothing an_unwritable_directory_is_refused \
     a_file_size_limit_leaves_nothing too_small_a_disk_is_told_before_the_work a_full_stdout_is_a_failure \

@@ -15,6 +15,11 @@ enum { ROWS = 24, COLS = 512, WEIGHTS = ROWS * COLS, BLOCK_BYTES_MAX = WEIGHTS *
 static const uint32_t types[] = { SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, SPK_TYPE_Q6_K, SPK_TYPE_Q8_0 };
 enum { TYPE_COUNT = sizeof types / sizeof *types };
 
+/* In the order of the squared errors that they promise. */
+static const spk_quant_effort efforts[] = { SPK_EFFORT_FAST, SPK_EFFORT_NORMAL, SPK_EFFORT_BEST };
+enum { EFFORT_COUNT = sizeof efforts / sizeof *efforts };
+static size_t at_effort = 1;             /* of every call: an index of efforts */
+
 static float   weights[WEIGHTS], decoded[WEIGHTS], importance[COLS];
 static uint8_t blocks[BLOCK_BYTES_MAX], other_blocks[BLOCK_BYTES_MAX];
 
@@ -70,7 +75,8 @@ static size_t bytes_of(uint32_t type, size_t count) {
 
 static spk_quant_job job_of(uint32_t type, const float *column_importance, void *out) {
     return (spk_quant_job){ .type = type, .row_count = ROWS, .col_count = COLS, .weights = weights,
-                            .importance = column_importance, .blocks = out };
+                            .importance = column_importance, .blocks = out,
+                            .effort = efforts[at_effort] };
 }
 
 /* weights -> blocks -> decoded */
@@ -180,12 +186,14 @@ static void makes_four_types_and_says_so(void) {
 
 static void normal_weights_lose_little(void) {
     /* Relative errors in percent, a little above what is reached. */
-    static const double bounds[TYPE_COUNT] = { 6.95, 3.40, 1.65, 0.48 };
+    static const double bounds[EFFORT_COUNT][TYPE_COUNT] = {
+        { 7.00, 3.46, 1.75, 0.51 }, { 6.90, 3.40, 1.65, 0.48 }, { 6.85, 3.34, 1.64, 0.475 } };
     fill_bell(1, 0.02f);
     for (size_t t = 0; t < TYPE_COUNT; t++) {
         requantize(types[t], NULL);
         double percent = 100 * relative_error(decoded);
-        CHECK(percent < bounds[t], "%s: %.4f %%, bound %.2f %%", spk_type_name(types[t]), percent, bounds[t]);
+        CHECK(percent < bounds[at_effort][t], "%s: %.4f %%, bound %.3f %%", spk_type_name(types[t]), percent,
+              bounds[at_effort][t]);
     }
 }
 
@@ -213,8 +221,8 @@ static void is_never_worse_than_a_plain_fit_on_odd_rows(void) {
         for (size_t r = 0; r < ROWS; r++) plain[r] = row_error(decoded, r);
         requantize(types[t], NULL);
         for (size_t r = 0; r < ROWS; r++)
-            CHECK(row_error(decoded, r) <= plain[r], "%s row %zu: %g, plain %g", spk_type_name(types[t]), r,
-                  row_error(decoded, r), plain[r]);
+            CHECK(row_error(decoded, r) <= plain[r] * (at_effort == 0 ? 1.01 : 1), "%s row %zu: %g, plain %g",
+                  spk_type_name(types[t]), r, row_error(decoded, r), plain[r]);
     }
 }
 
@@ -255,6 +263,48 @@ static void columns_without_importance_are_not_neglected(void) {
     }
 }
 
+/* Squared errors of every 256 weights, and what the rounding of decoded weights to F32 can add to them; weighted where
+ * importance is used. */
+static void errors_by_super_block(const float *column_importance, double out[WEIGHTS / 256],
+                                  double rounding[WEIGHTS / 256]) {
+    for (size_t b = 0; b < WEIGHTS / 256; b++) {
+        double squares = 0;
+        out[b] = 0;
+        for (size_t i = 256 * b; i < 256 * (b + 1); i++) {
+            double off = (double)weights[i] - (double)decoded[i];
+            double w = column_importance != NULL ? (double)column_importance[i % COLS] : 1.0;
+            out[b] += w * off * off;
+            squares += w * (double)weights[i] * (double)weights[i];
+        }
+        rounding[b] = 1e-6 * out[b] + 0x1p-20 * sqrt(out[b] * squares) + 0x1p-44 * squares;
+    }
+}
+
+static void more_effort_is_never_worse(void) {
+    static double errors[EFFORT_COUNT][WEIGHTS / 256], rounding[WEIGHTS / 256];
+    for (uint64_t seed = 24; seed < 28; seed++)
+        for (size_t t = 0; t < TYPE_COUNT; t++)
+            for (int weighted = 0; weighted < 2; weighted++) {
+                if (seed % 2 == 0) fill_mixed(seed); else fill_bell(seed, 0.02f);
+                fill_importance(seed);
+                const float *w = weighted ? importance : NULL;
+                size_t better = 0;
+                for (at_effort = 0; at_effort < EFFORT_COUNT; at_effort++) {
+                    requantize(types[t], w);
+                    errors_by_super_block(w, errors[at_effort], rounding);
+                    for (size_t b = 0; at_effort > 0 && b < WEIGHTS / 256; b++) {
+                        double less = errors[at_effort - 1][b], more = errors[at_effort][b];
+                        CHECK(more <= less + rounding[b], "%s effort %zu block %zu: %g, before %g",
+                              spk_type_name(types[t]), at_effort, b, more, less);
+                        better += more < 0.999 * less;
+                    }
+                }
+                CHECK(better > WEIGHTS / 256, "%s: only %zu of %d got better", spk_type_name(types[t]), better,
+                      2 * WEIGHTS / 256);
+            }
+    at_effort = 1;
+}
+
 /* Blocks with any scales and codes, such as other writers make. */
 static void random_blocks(uint32_t type, uint64_t *state) {
     const spk_type_info *info = spk_type_find(type);
@@ -284,7 +334,9 @@ static void blocks_of_the_type_come_back(void) {
         }
 }
 
+/* A row of ones with little spread leaves few digits to find a grid by. */
 static void requantizing_again_changes_nothing(void) {
+    static const double row_bounds[12] = { 1e-6, 1e-6, 1e-6, 2e-3, 2e-6, 2e-6, 1e-6, 1e-6, 1e-6, 1e-6, 1e-6, 1e-6 };
     for (size_t t = 0; t < TYPE_COUNT; t++)
         for (int weighted = 0; weighted < 2; weighted++) {
             fill_mixed(11);
@@ -293,7 +345,7 @@ static void requantizing_again_changes_nothing(void) {
             memcpy(weights, decoded, sizeof weights);
             requantize(types[t], weighted ? importance : NULL);
             for (size_t r = 0; r < ROWS; r++)
-                CHECK(row_error(decoded, r) < 1e-6, "%s row %zu: %g", spk_type_name(types[t]), r,
+                CHECK(row_error(decoded, r) < row_bounds[r % 12], "%s row %zu: %g", spk_type_name(types[t]), r,
                       row_error(decoded, r));
         }
 }
@@ -464,11 +516,25 @@ static void every_build_gives_the_same_bytes(void) {
 
 /* A change of these is a change of every pack that is made from now on. */
 static void bytes_are_those_of_the_last_version(void) {
-    static const char *const golden[TYPE_COUNT][2] = {
-        { "d9b782cb0105266cf5d35d6fe9b99d00", "df642c1756b4735b47e8fb1e59fb1122" },
-        { "635d7781d32f878ee20f8a0bab91b349", "20f55ab79c36fbf293289d06a7239239" },
-        { "a49a451144a88ef595054890e8955e84", "ef2ea6b0f02e2f9aeb690f36ec5faa58" },
-        { "d9a5458ab2fae6b45c7cb99c6e68855e", "23caf33cdb8a64084a56a95c40f7929d" },
+    static const char *const golden[EFFORT_COUNT][TYPE_COUNT][2] = {
+        {
+            { "ed3c723978355ab78b0d75357c23b430", "95b92dc7497d0a5bccda641299d2838e" },
+            { "86d8d4b6ab958394dfd852517de18f62", "2633a03094c89cfe08e98b4a77f06002" },
+            { "202b5b9e38d5f36f08f6eaee83dde2f1", "a682c3ae9e327b6de8d5825129c15e04" },
+            { "4ec1b19a944098ccafb1ad359b38f647", "b6ba18c52b73a7b60788b24f6c406ee7" },
+        },
+        {
+            { "110cbf391ab043aa90a51232b348d8ff", "995311140a1f8ceeab6100c50ebca366" },
+            { "c3da9e6cffaa46b95dae6435e83221d4", "987a76ac507ac9be1f263ed34da141df" },
+            { "d1fcf8e48a3fc9cd29af1653ae2ef433", "673c8bd24dd9c672e19d6d14edd097a3" },
+            { "d9a5458ab2fae6b45c7cb99c6e68855e", "23caf33cdb8a64084a56a95c40f7929d" },
+        },
+        {
+            { "b4a3b11061d44383a3b0dc3c77e14fca", "9be6952c2c263e683e926e4c860178f0" },
+            { "9f02fdc86cd04477bb8fe066a4d12f7d", "bc07a3a8e5645e8ab027b0645fd2514d" },
+            { "8c1ade5dba6052e6e0d67384c2e117a5", "54f923db2d80caa6bf7cdc5eaee9bef3" },
+            { "30eff2d21ad546618a6793aa74e10889", "24c7a6ff4c262a76ef8fd0ea3a76370b" },
+        },
     };
     fill_mixed(23);
     fill_importance(23);
@@ -478,7 +544,8 @@ static void bytes_are_those_of_the_last_version(void) {
             spk_digest digest = spk_digest_of(blocks, bytes_of(types[t], WEIGHTS));
             char text[33];
             spk_digest_text(&digest, text);
-            CHECK(strcmp(text, golden[t][weighted]) == 0, "%s %d: %s", spk_type_name(types[t]), weighted, text);
+            CHECK(strcmp(text, golden[at_effort][t][weighted]) == 0, "%s %d: %s", spk_type_name(types[t]),
+                  weighted, text);
         }
 }
 
@@ -501,26 +568,29 @@ static void sums_describe_the_difference(void) {
 
 int main(void) {
     RUN(makes_four_types_and_says_so);
-    RUN(normal_weights_lose_little);
     RUN(beats_a_plain_fit_clearly);
-    RUN(is_never_worse_than_a_plain_fit_on_odd_rows);
-    RUN(importance_lowers_the_weighted_error);
-    RUN(importance_has_no_unit);
-    RUN(columns_without_importance_are_not_neglected);
-    RUN(blocks_of_the_type_come_back);
-    RUN(requantizing_again_changes_nothing);
-    RUN(zeros_decode_to_exactly_zero);
-    RUN(constants_come_back);
-    RUN(an_outlier_does_not_drag_the_rest_along);
-    RUN(tiny_weights_use_what_f16_has);
-    RUN(huge_weights_are_clipped_to_the_largest);
-    RUN(refuses_what_is_not_finite);
     RUN(refuses_columns_that_make_no_blocks);
-    RUN(writes_every_byte_and_none_beside);
-    RUN(rows_do_not_depend_on_each_other);
-    RUN(q8_0_takes_rows_of_any_block_count);
-    RUN(every_build_gives_the_same_bytes);
-    RUN(bytes_are_those_of_the_last_version);
+    RUN(more_effort_is_never_worse);
     RUN(sums_describe_the_difference);
+    for (at_effort = 0; at_effort < EFFORT_COUNT; at_effort++) {
+        RUN(normal_weights_lose_little);
+        RUN(is_never_worse_than_a_plain_fit_on_odd_rows);
+        RUN(importance_lowers_the_weighted_error);
+        RUN(importance_has_no_unit);
+        RUN(columns_without_importance_are_not_neglected);
+        RUN(blocks_of_the_type_come_back);
+        RUN(requantizing_again_changes_nothing);
+        RUN(zeros_decode_to_exactly_zero);
+        RUN(constants_come_back);
+        RUN(an_outlier_does_not_drag_the_rest_along);
+        RUN(tiny_weights_use_what_f16_has);
+        RUN(huge_weights_are_clipped_to_the_largest);
+        RUN(refuses_what_is_not_finite);
+        RUN(writes_every_byte_and_none_beside);
+        RUN(rows_do_not_depend_on_each_other);
+        RUN(q8_0_takes_rows_of_any_block_count);
+        RUN(every_build_gives_the_same_bytes);
+        RUN(bytes_are_those_of_the_last_version);
+    }
     return CHECK_EXIT();
 }
