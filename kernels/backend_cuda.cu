@@ -18,7 +18,7 @@ using spk::fail;
 enum { STATIC_SHARED_MAX = 8192, OVER_HALF_BYTES = 12288 };
 
 /* Is there code for this device in the program? */
-static __global__ void probe_kernel() {}
+static __global__ void __launch_bounds__(32) probe_kernel() {}
 
 /* Whatever is wrong with the device or the driver, it is not usable. */
 static spk_status unusable(cudaError_t error, const char *what, spk_error *err) {
