@@ -5,8 +5,7 @@
  * Integer parts are exact: with has_rest a group's sum is 254 q + r, at most 32 * 240 * (254 * 127 + 127) < 2^28 (nibbles
  * in the high half of a byte count 16 fold); Q8_0 likewise < 2^28.
  *
- * Loops are rolled: a kernel's code is cold at every launch and is fetched as it runs, so a product that is 4 KB of straight
- * code waits for instructions longer than it computes.
+ * Loops are rolled, which measured faster (NOTES.md #16).
  *
  * Must equal the reference on the same codes within (16 + 8) * 2^-24 * sum |terms| a super-block: 8 or 16 group terms, each
  * a conversion, two multiplications and one addition, then two products with the block's factors.
@@ -26,30 +25,18 @@ template <bool REST> struct x_chunk {
         if (REST) rest = v.rest[c * v.stride + kb];
     }
 };
-/* Sum of a group's products so far, in codes. */
-template <bool REST> struct code_sum {
+/* Sum of a group's products so far, in codes: unsigned ones (nibbles and more) or signed ones (Q8_0). */
+template <bool REST, bool SIGNED> struct code_sum {
     int main = 0, rest = 0;
-    __device__ __forceinline__ void add_unsigned(const uint4 &codes, const x_chunk<REST> &x) {
-        main = dot_us(codes.x, x.main.x, main);
-        main = dot_us(codes.y, x.main.y, main);
-        main = dot_us(codes.z, x.main.z, main);
-        main = dot_us(codes.w, x.main.w, main);
-        if (!REST) return;
-        rest = dot_us(codes.x, x.rest.x, rest);
-        rest = dot_us(codes.y, x.rest.y, rest);
-        rest = dot_us(codes.z, x.rest.z, rest);
-        rest = dot_us(codes.w, x.rest.w, rest);
+    __device__ __forceinline__ static int dot(const uint4 &codes, const uint4 &x, int sum) {
+        sum = SIGNED ? dot_ss(codes.x, x.x, sum) : dot_us(codes.x, x.x, sum);
+        sum = SIGNED ? dot_ss(codes.y, x.y, sum) : dot_us(codes.y, x.y, sum);
+        sum = SIGNED ? dot_ss(codes.z, x.z, sum) : dot_us(codes.z, x.z, sum);
+        return SIGNED ? dot_ss(codes.w, x.w, sum) : dot_us(codes.w, x.w, sum);
     }
-    __device__ __forceinline__ void add_signed(const uint4 &codes, const x_chunk<REST> &x) {
-        main = dot_ss(codes.x, x.main.x, main);
-        main = dot_ss(codes.y, x.main.y, main);
-        main = dot_ss(codes.z, x.main.z, main);
-        main = dot_ss(codes.w, x.main.w, main);
-        if (!REST) return;
-        rest = dot_ss(codes.x, x.rest.x, rest);
-        rest = dot_ss(codes.y, x.rest.y, rest);
-        rest = dot_ss(codes.z, x.rest.z, rest);
-        rest = dot_ss(codes.w, x.rest.w, rest);
+    __device__ __forceinline__ void add(const uint4 &codes, const x_chunk<REST> &x) {
+        main = dot(codes, x.main, main);
+        if (REST) rest = dot(codes, x.rest, rest);
     }
     __device__ __forceinline__ float value() const { return (float)(REST ? 254 * main + rest : main); }
 };
@@ -106,7 +93,7 @@ __device__ __forceinline__ void dot_q45_k(const uint8_t *const tile[T], const in
     }
 #pragma unroll 1
     for (int c = 0; c < 4; c++) {        /* 64 weights: low nibbles are group 2c, high nibbles 2c + 1 */
-        code_sum<REST> low[T], high[T];
+        code_sum<REST, false> low[T], high[T];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const x_chunk<REST> x_low(v, kb, 4 * c + h), x_high(v, kb, 4 * c + 2 + h);
@@ -118,8 +105,8 @@ __device__ __forceinline__ void dot_q45_k(const uint8_t *const tile[T], const in
                     a = join4(a, bits[t][h], 2 * c > 4 ? 2 * c - 4 : 0, 2 * c < 4 ? 4 - 2 * c : 0, 0x10101010u);
                     b = join4(b, bits[t][h], 2 * c + 1 > 4 ? 2 * c - 3 : 0, 2 * c + 1 < 4 ? 3 - 2 * c : 0, 0x10101010u);
                 }
-                low[t].add_unsigned(a, x_low);
-                high[t].add_unsigned(b, x_high);
+                low[t].add(a, x_low);
+                high[t].add(b, x_high);
             }
         }
         const float4 ml = v.meta[2 * c * v.stride + kb], mh = v.meta[(2 * c + 1) * v.stride + kb];
@@ -154,8 +141,8 @@ __device__ __forceinline__ float dot_q6_k(const uint8_t *tile, const input_vecto
                 const x_chunk<REST> x(v, kb, 8 * u + j);
                 const uint4 low = plane(tile, 1 + 4 * u + 2 * (r & 1) + g, lane), bits = plane(tile, 9 + 2 * u + g, lane);
                 const uint4 nibbles = r < 2 ? and4(low, 0x0f0f0f0fu) : high_nibbles(low);
-                code_sum<REST> sum;
-                sum.add_unsigned(join4(nibbles, bits, r == 3 ? 2 : 0, r < 2 ? 4 - 2 * r : 0, 0x30303030u), x);
+                code_sum<REST, false> sum;
+                sum.add(join4(nibbles, bits, r == 3 ? 2 : 0, r < 2 ? 4 - 2 * r : 0, 0x30303030u), x);
                 const float scale = (float)(int8_t)((j < 4 ? words.x : words.y) >> (8 * (j % 4)));
                 product = fmaf(meta.x * scale, sum.value(), product);
                 offset = fmaf(g == 0 ? meta.y : meta.z, scale, offset);
@@ -170,9 +157,9 @@ __device__ __forceinline__ float dot_q8_0(const uint8_t *tile, const input_vecto
     float product = 0.0f;
 #pragma unroll 1
     for (int j = 0; j < 8; j++) {
-        code_sum<REST> sum;
+        code_sum<REST, true> sum;
 #pragma unroll
-        for (int h = 0; h < 2; h++) sum.add_signed(plane(tile, 1 + 2 * j + h, lane), x_chunk<REST>(v, kb, 2 * j + h));
+        for (int h = 0; h < 2; h++) sum.add(plane(tile, 1 + 2 * j + h, lane), x_chunk<REST>(v, kb, 2 * j + h));
         const float scale = __half2float(*(const __half *)(tile + 16 * lane + 2 * j));
         product = fmaf(v.meta[j * v.stride + kb].x * scale, sum.value(), product);
     }
