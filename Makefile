@@ -49,8 +49,9 @@ ifneq ($(if $(strip $(CUDA_ARCH)),$(filter-out 80 86 87 89 90 100 103 120 121,$(
 $(error CUDA_ARCH="$(CUDA_ARCH)": expected numbers of 80 86 87 89 90 100 103 120 121, such as "80 90")
 endif
 CUDA_NEWEST := $(lastword $(shell printf '%s\n' $(CUDA_ARCH) | sort -n))
-CUDA_LIB   := $(firstword $(wildcard $(addsuffix /libcudart_static.a,$(addprefix $(patsubst %/bin/nvcc,%,$(realpath \
-              $(shell command -v "$(NVCC)")))/,lib64 lib targets/$(ARCH)-linux/lib))) -lcudart_static)
+# Where nvcc itself links from: the nvcc in PATH may be a script that starts one elsewhere.
+CUDA_LIB   := $(firstword $(wildcard $(addsuffix /libcudart_static.a,$(patsubst -L%,%,$(filter -L%,$(subst ",,$(shell \
+              $(NVCC) --dryrun -x cu /dev/null -o /dev/null 2>&1 | sed -n 's/^.. LIBRARIES=//p')))))) -lcudart_static)
 # ptxas -v: kernels/ptxas.awk fails the build where a kernel spills.
 NVCCFLAGS  := -O3 -std=c++17 -lineinfo -I. --threads 2 $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$a,code=sm_$a) \
               -gencode arch=compute_$(CUDA_NEWEST),code=compute_$(CUDA_NEWEST) -Xptxas -v -Xcompiler -Wall,-Wextra \
