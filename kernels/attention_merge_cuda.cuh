@@ -121,7 +121,7 @@ __device__ __forceinline__ uint32_t arrive(unsigned long long *word, const task 
     } else if (shares != 0) {
         for (uint32_t polls = 0; seen != 0 && (uint32_t)seen != t.split_count; polls++) {
             if (polls < POLLS_MAX) {
-                seen = load_relaxed(word);
+                seen = ptx::load_relaxed(word);
                 continue;
             }
             const unsigned long long before = atomicCAS(word, seen, seen | (unsigned long long)shares << 32);

@@ -101,12 +101,17 @@ spk_status spk_cuda_wait(spk_cuda *cuda, spk_error *err) {
     return fail(cudaStreamSynchronize(cuda->stream), "running", err);
 }
 
-spk_status spk_cuda_step_begin(spk_cuda *cuda, spk_error *err) {
+spk_status spk_cuda_step_begin(spk_cuda *cuda, spk_error *err) { return spk_cuda_step_begin_part(cuda, UINT32_MAX, err); }
+
+spk_status spk_cuda_step_begin_part(spk_cuda *cuda, uint32_t kernel_limit, spk_error *err) {
+    cuda->launch_limit = kernel_limit;
     cuda->first_error = cudaSuccess;
     cuda->first_error_at = nullptr;
-    cuda->launch_count = 0;
+    cuda->launch_count = cuda->recorded_count = 0;
     return fail(cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal), "recording a step", err);
 }
+
+uint32_t spk_cuda_launch_count(const spk_cuda *cuda) { return cuda->launch_count; }
 
 spk_status spk_cuda_step_end(spk_cuda *cuda, spk_cuda_step **out, spk_error *err) {
     spk_cuda_step *step = (spk_cuda_step *)calloc(1, sizeof *step);

@@ -15,7 +15,8 @@ struct spk_cuda {
     cudaStream_t stream;
     cudaError_t  first_error;    /* of the step being recorded */
     const char  *first_error_at;
-    uint32_t     launch_count;
+    uint32_t     launch_count;   /* asked for in this recording; those from launch_limit on are left out */
+    uint32_t     launch_limit, recorded_count;
 };
 
 namespace spk {
@@ -60,7 +61,7 @@ struct launch_shape {
             attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
             attributes[config.numAttrs++].val.clusterDim = { cluster_size, 1, 1 };
         }
-        if (cuda->has_chain && cuda->launch_count > 0) {
+        if (cuda->has_chain && cuda->recorded_count > 0) {
             attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
             attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
         }
@@ -71,13 +72,14 @@ struct launch_shape {
 template <typename ARGS>
 void launch(spk_cuda *cuda, void (*kernel)(ARGS), dim3 grid, uint32_t threads, uint32_t shared_bytes, const ARGS &args,
             const char *name = "kernel", uint32_t cluster_size = 1) {
+    if (cuda->launch_count++ >= cuda->launch_limit) return;
     launch_shape shape(kernel, cuda, grid, threads, shared_bytes, cluster_size);
     if (shape.error == cudaSuccess) shape.error = cudaLaunchKernelEx(&shape.config, kernel, args);
     if (shape.error != cudaSuccess && cuda->first_error == cudaSuccess) {
         cuda->first_error = shape.error;
         cuda->first_error_at = name;
     }
-    cuda->launch_count++;
+    cuda->recorded_count++;
 }
 
 } // namespace spk

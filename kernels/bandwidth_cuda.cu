@@ -5,6 +5,7 @@
  * sum of the words that fill the buffer; a pass whose sum is another is an error, so no load can have been left out.
  */
 #include "kernels/backend_cuda.cuh"
+#include "kernels/ptx_cuda.cuh"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -27,17 +28,11 @@ struct read_result {
     unsigned long long cycles, ns;     /* of the first CTA, from its start to its end */
 };
 
-__device__ __forceinline__ unsigned long long global_ns() {
-    unsigned long long ns;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
-    return ns;
-}
-
 __global__ void __launch_bounds__(THREADS, 2) read_kernel(const uint4 *words, uint64_t iteration_count, read_result *result) {
     unsigned long long start_cycles = 0, start_ns = 0;
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         start_cycles = (unsigned long long)clock64();
-        start_ns = global_ns();
+        start_ns = ptx::globaltimer_ns();
     }
     const uint64_t stride = (uint64_t)gridDim.x * THREADS;
     const uint4 *p = words + (uint64_t)blockIdx.x * THREADS + threadIdx.x;
@@ -54,7 +49,7 @@ __global__ void __launch_bounds__(THREADS, 2) read_kernel(const uint4 *words, ui
     if (threadIdx.x % 32 == 0) atomicAdd(&result->sum, sum);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         result->cycles = (unsigned long long)clock64() - start_cycles;
-        result->ns = global_ns() - start_ns;
+        result->ns = ptx::globaltimer_ns() - start_ns;
     }
 }
 
@@ -95,8 +90,12 @@ spk_status create_reader(spk_cuda *cuda, uint64_t max_bytes, reader *r, spk_erro
 spk_status run_pass(spk_cuda *cuda, const reader *r, float *ms, read_result *result, spk_error *err) {
     SPK_TRY(fail(cudaMemsetAsync(r->d_result, 0, sizeof *r->d_result, cuda->stream), "clearing memory", err));
     SPK_TRY(fail(cudaEventRecord(r->begin, cuda->stream), "measuring the bandwidth", err));
-    read_kernel<<<r->cta_count, THREADS, 0, cuda->stream>>>(r->d_words, r->size_bytes / iteration_bytes(r->cta_count), r->d_result);
-    SPK_TRY(fail(cudaGetLastError(), "measuring the bandwidth", err));
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(r->cta_count);
+    config.blockDim = dim3(THREADS);
+    config.stream = cuda->stream;
+    SPK_TRY(fail(cudaLaunchKernelEx(&config, read_kernel, (const uint4 *)r->d_words, r->size_bytes / iteration_bytes(r->cta_count), r->d_result),
+                 "measuring the bandwidth", err));
     SPK_TRY(fail(cudaEventRecord(r->end, cuda->stream), "measuring the bandwidth", err));
     SPK_TRY(fail(cudaMemcpyAsync(result, r->d_result, sizeof *result, cudaMemcpyDeviceToHost, cuda->stream),
                  "copying from the GPU", err));

@@ -66,6 +66,11 @@ SPK_MUST_CHECK spk_status spk_cuda_transfer_open(spk_cuda *cuda, uint32_t slot_c
 /* ---- A step: kernels recorded once, replayed for every token ---- */
 
 SPK_MUST_CHECK spk_status spk_cuda_step_begin(spk_cuda *cuda, spk_error *err);
+/* As spk_cuda_step_begin, but of what is launched only the first kernel_limit kernels are recorded, and ticks.  For measuring what
+ * each kernel adds to a step. */
+SPK_MUST_CHECK spk_status spk_cuda_step_begin_part(spk_cuda *cuda, uint32_t kernel_limit, spk_error *err);
+/* Kernels launched since recording began, recorded or not; a launch function may launch several. */
+uint32_t spk_cuda_launch_count(const spk_cuda *cuda);
 /* Ends recording; *out replays what was recorded.  Frees nothing that the kernels use. */
 SPK_MUST_CHECK spk_status spk_cuda_step_end(spk_cuda *cuda, spk_cuda_step **out, spk_error *err);
 /* Queue `count` replays and return at once. */
@@ -102,6 +107,9 @@ typedef struct {
     uint32_t       *d_flag;
     const uint32_t *d_step;
 } spk_cuda_signal;
+
+/* Ends a part of a step: counts it (*d_step), but stays at its position. */
+void spk_cuda_launch_tick(spk_cuda *cuda, uint32_t *d_step);
 
 /* x = row of the embedding of the current token; cos_sin[rope_dim] = cos, sin of 2 pi position * turns[i]. */
 typedef struct {
@@ -145,6 +153,7 @@ typedef struct {
     const spk_cuda_sequence *greedy;
     unsigned long long *d_best;          /* scratch for it: one key, zero before the first step, zero after each */
     uint32_t           *d_arrivals;      /* likewise: a counter that wraps to zero by itself */
+    bool             is_streamed;        /* the kernel for all shapes, also where there is a faster one; the same bits */
 } spk_cuda_gemv;
 void spk_cuda_launch_gemv(spk_cuda *cuda, const spk_cuda_gemv *args);
 
@@ -227,6 +236,7 @@ typedef struct {
     spk_cuda_signal  inputs_ready, routed_ready;
     uint32_t        *choice_out;
     float           *weight_out;
+    bool             is_streamed;     /* as of a GEMV */
 } spk_cuda_experts_up;
 void spk_cuda_launch_experts_up(spk_cuda *cuda, const spk_cuda_experts_up *args);
 
@@ -253,6 +263,7 @@ typedef struct {
     float           *routed[SPK_CUDA_DOWN_PARTS_MAX], *shared, *sum;
     const float     *residual;
     spk_cuda_signal  routed_ready;
+    bool             is_streamed;     /* as of a GEMV */
 } spk_cuda_experts_down;     /* h and shared_h are multiplied as two int8 vectors (has_rest) */
 uint32_t spk_cuda_experts_down_parts(const spk_cuda *cuda, const spk_matrix *down, uint32_t used_count);
 void     spk_cuda_launch_experts_down(spk_cuda *cuda, const spk_cuda_experts_down *args);

@@ -27,6 +27,9 @@ UNREACHABLE_STATUS(spk_cuda_allocate_raw, spk_cuda *cuda, uint64_t size_bytes, c
 UNREACHABLE_STATUS(spk_cuda_transfer_open, spk_cuda *cuda, uint32_t slot_count, uint32_t stream_count, spk_transfer *out,
                    spk_error *err)
 UNREACHABLE_STATUS(spk_cuda_step_begin, spk_cuda *cuda, spk_error *err)
+UNREACHABLE_STATUS(spk_cuda_step_begin_part, spk_cuda *cuda, uint32_t kernel_limit, spk_error *err)
+uint32_t spk_cuda_launch_count(const spk_cuda *cuda) { assert(0); return 0; }
+UNREACHABLE(spk_cuda_launch_tick, spk_cuda *cuda, uint32_t *d_step)
 UNREACHABLE_STATUS(spk_cuda_step_end, spk_cuda *cuda, spk_cuda_step **out, spk_error *err)
 UNREACHABLE_STATUS(spk_cuda_step_run, spk_cuda *cuda, const spk_cuda_step *step, uint32_t count, spk_error *err)
 void spk_cuda_step_free(spk_cuda_step *step) { assert(step == NULL); }

@@ -15,6 +15,7 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 #include "kernels/cuda.h"
+#include "kernels/ptx_cuda.cuh"
 
 namespace spk {
 
@@ -22,12 +23,12 @@ constexpr unsigned FULL = 0xffffffffu;
 
 __device__ __forceinline__ void chain_wait() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    ptx::griddepcontrol_wait();
 #endif
 }
 __device__ __forceinline__ void chain_release() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    ptx::griddepcontrol_launch_dependents();
 #endif
 }
 
@@ -35,24 +36,18 @@ __device__ __forceinline__ void chain_release() {
 __device__ __forceinline__ float4 load_activation4(const float *p) { return __ldcg((const float4 *)p); }
 
 /* Four unsigned code bytes times four signed activation bytes. */
-__device__ __forceinline__ int dot_us(uint32_t codes, uint32_t x, int sum) {
-    int r;
-    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(codes), "r"(x), "r"(sum));
-    return r;
-}
+__device__ __forceinline__ int dot_us(uint32_t codes, uint32_t x, int sum) { return ptx::dp4a_u32_s32(codes, x, sum); }
 __device__ __forceinline__ int dot_ss(uint32_t codes, uint32_t x, int sum) { return __dp4a((int)codes, (int)x, sum); }
 
 /* Signals (cuda.h); one thread.  All CTAs of the kernel that gives one are on the device before the one that awaits it starts. */
 __device__ __forceinline__ void give(const spk_cuda_signal &s) {
     const uint32_t value = __ldcg(s.d_step) + 1;
     __threadfence();
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(s.d_flag), "r"(value) : "memory");
+    ptx::store_release(s.d_flag, value);
 }
 __device__ __forceinline__ void await(const spk_cuda_signal &s) {
     const uint32_t value = __ldcg(s.d_step) + 1;
-    uint32_t seen;
-    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(s.d_flag) : "memory");
-    while (seen != value);
+    while (ptx::load_acquire(s.d_flag) != value) {}
 }
 
 /* A kernel's arguments lie in constant memory, which is cold at every launch: a miss for each 64 bytes.  All at once, before
@@ -62,7 +57,7 @@ template <typename ARGS> __device__ __forceinline__ void touch_arguments(const A
     uint32_t seen = 0;
 #pragma unroll
     for (uint32_t i = 0; i < sizeof(ARGS) / 4; i += 16) seen |= words[i];
-    asm volatile("" ::"r"(seen));
+    ptx::keep(seen);
 }
 
 /* Within 2^-20 relative of the exact values: hardware exponential (2 + |t|/16 ulp) and reciprocal. */

@@ -13,6 +13,7 @@
 #include <assert.h>
 
 #include "kernels/backend_cuda.cuh"
+#include "kernels/held_launch_cuda.cuh"
 #include "kernels/rows_cuda.cuh"
 #include "kernels/select_cuda.cuh"
 
@@ -24,7 +25,7 @@ constexpr uint32_t DOWN_WARPS = 10, DOWN_THREADS = 32 * DOWN_WARPS;   /* eight r
 
 __global__ void __launch_bounds__(THREADS) top_k_kernel(const __grid_constant__ spk_cuda_top_k a) {
     chain_release();
-    extern __shared__ __align__(128) uint8_t memory[];
+    SPK_DYNAMIC_SHARED(memory);
     __shared__ chosen_experts chosen;
     chain_wait();
     select_top(a.logits, a.expert_count, a.used_count, (unsigned long long *)memory, chosen);
@@ -106,7 +107,7 @@ __device__ __forceinline__ void publish(const up_args &a, const chosen_experts &
 __global__ void __launch_bounds__(THREADS, 1) up_kernel(const __grid_constant__ up_args a) {
     chain_release();
     touch_arguments(a);
-    extern __shared__ __align__(128) uint8_t memory[];
+    SPK_DYNAMIC_SHARED(memory);
     __shared__ uint64_t barriers[WARPS * RING_STAGES_MAX];
     __shared__ chosen_experts chosen;
     const uint32_t count = a.source.count;
@@ -170,19 +171,6 @@ __device__ __forceinline__ down_job job_of(const down_args &a, uint32_t index, u
     return j;
 }
 
-/* A piece of h for one warp: no norm, no sums, no CTA barrier. */
-__device__ __forceinline__ void prepare_piece(const float *h, uint32_t count, const input_vector &v) {
-    const uint32_t lane = threadIdx.x & 31;
-#pragma unroll 2
-    for (uint32_t c = 0; c < v.k; c++) {
-        const uint32_t at = c * 256 + lane * 8;
-        const eight value = at < count ? load_eight(h + at) : zero_eight();
-        if (v.f32 != nullptr) value.store(v.f32 + at);
-        else quantize_eight(v, c, lane, value);
-    }
-    __syncwarp();
-}
-
 /* Rows of this CTA over its slots: tiles of a slot in order, then slots in order. */
 __device__ __forceinline__ float add_slots(const down_side &s, const float *sums, uint32_t slots, uint32_t row, const float *weight) {
     const uint32_t unit = row >> (5 - s.m.row_shift), in_unit = row & (s.m.rows_per_unit() - 1);
@@ -200,7 +188,7 @@ __device__ __forceinline__ float add_slots(const down_side &s, const float *sums
 __global__ void __launch_bounds__(DOWN_THREADS, 1) down_kernel(const __grid_constant__ down_args a) {
     chain_release();
     touch_arguments(a);
-    extern __shared__ __align__(128) uint8_t memory[];
+    SPK_DYNAMIC_SHARED(memory);
     __shared__ uint64_t barriers[DOWN_WARPS * RING_STAGES_MAX];
     __shared__ chosen_experts chosen;
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
@@ -276,6 +264,7 @@ void spk_cuda_launch_top_k(spk_cuda *cuda, const spk_cuda_top_k *args) {
 void spk_cuda_launch_experts_up(spk_cuda *cuda, const spk_cuda_experts_up *args) {
     using namespace spk;
     assert(args->up.type == args->gate.type && args->up.layout == args->gate.layout);
+    if (launch_held_experts_up(cuda, args)) return;
     up_args a = { args->source, args->routing, make_row_matrix(args->gate), args->up.data, args->expert_stride_bytes, args->h,
                   args->inputs_ready, args->routed_ready, args->choice_out, args->weight_out, 0, 1, 1 };
     const uint32_t jobs = args->routing.used_count * a.gate.unit_count, ctas = std::min(jobs, cuda->sm_count);
@@ -297,6 +286,7 @@ uint32_t spk_cuda_experts_down_parts(const spk_cuda *cuda, const spk_matrix *dow
 
 void spk_cuda_launch_experts_down(spk_cuda *cuda, const spk_cuda_experts_down *args) {
     using namespace spk;
+    if (launch_held_experts_down(cuda, args)) return;
     down_args a = {};
     a.routing = args->routing;
     a.routed_ready = args->routed_ready;

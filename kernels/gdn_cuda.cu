@@ -119,7 +119,8 @@ template <int K> __global__ void __launch_bounds__(THREADS, 2) fused_kernel(cons
     chain_release();
     touch_arguments(g);
     constexpr uint32_t DIM = 32 * K, CTAS = DIM / COLUMNS, ROUNDS = (2 * DIM + COLUMNS + THREADS - 1) / THREADS;
-    __shared__ float shared_q[DIM], shared_k[DIM], shared_v[COLUMNS], warp_squares[WARPS];
+    float *const shared_q = (float *)ptx::dynamic_shared(), *const shared_k = shared_q + DIM, *const shared_v = shared_k + DIM,
+          *const warp_squares = shared_v + COLUMNS;
     const uint32_t head = blockIdx.x / CTAS, columns_at = blockIdx.x % CTAS * COLUMNS, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const uint32_t channels = (2 * g.k_head_count + g.v_head_count) * DIM;
     const uint32_t position = __ldcg(g.d_position);
@@ -221,7 +222,7 @@ template <int K> __global__ void __launch_bounds__(32) l2_kernel(const __grid_co
 /* The convolution and the norms. */
 template <int K> __global__ void __launch_bounds__(DIM_MAX) conv_norm_kernel(const __grid_constant__ spk_cuda_gdn g) {
     chain_release();
-    __shared__ float y[DIM_MAX];
+    float *const y = (float *)ptx::dynamic_shared();
     const uint32_t k_heads = g.k_head_count, key_dim = k_heads * g.k_dim, channels = 2 * key_dim + g.v_head_count * g.v_dim;
     const bool is_v = blockIdx.x >= 2 * k_heads;
     const uint32_t head_at = is_v ? 2 * key_dim + (blockIdx.x - 2 * k_heads) * g.v_dim : blockIdx.x * g.k_dim, channel = head_at + threadIdx.x;
@@ -314,11 +315,11 @@ void spk_cuda_launch_gdn(spk_cuda *cuda, const spk_cuda_gdn *args, spk_cuda_gdn_
     const uint32_t heads = args->v_head_count, conv_ctas = 2 * args->k_head_count + heads, delta_ctas = heads * args->v_dim / COLUMNS;
     const kernels_of_dim k = kernels_of(args->k_dim);
     if (fusion == SPK_CUDA_GDN_FUSED) {
-        launch(cuda, k.fused, delta_ctas, THREADS, 0, *args, "gdn");
+        launch(cuda, k.fused, delta_ctas, THREADS, (2 * args->k_dim + COLUMNS + WARPS) * sizeof(float), *args, "gdn");
         return;
     }
     if (fusion == SPK_CUDA_GDN_CONV_FUSED) {
-        launch(cuda, k.conv_norm, conv_ctas, DIM_MAX, 0, *args, "gdn conv");
+        launch(cuda, k.conv_norm, conv_ctas, DIM_MAX, DIM_MAX * sizeof(float), *args, "gdn conv");
     } else {
         launch(cuda, conv_kernel, conv_ctas, DIM_MAX, 0, *args, "gdn conv");
         launch(cuda, k.l2, 2 * args->k_head_count, 32, 0, *args, "gdn l2 norm");

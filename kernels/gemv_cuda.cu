@@ -13,6 +13,7 @@
 
 #include "kernels/backend_cuda.cuh"
 #include "kernels/choice_cuda.cuh"
+#include "kernels/held_launch_cuda.cuh"
 #include "kernels/rows_cuda.cuh"
 
 namespace spk {
@@ -84,9 +85,7 @@ struct gemv_jobs {
 #pragma unroll 1
         for (uint32_t i = 0; i < j.count; i++) {
             const uint32_t row = s.w.row(j.unit + i, lane);
-            if (row < s.w.row_count)
-                asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
-                             ::"r"((uint32_t)__cvta_generic_to_shared(residual + 32 * i + lane)), "l"(s.residual + row) : "memory");
+            if (row < s.w.row_count) ptx::cp_async_4(ptx::shared_address(residual + 32 * i + lane), s.residual + row);
         }
     }
     __device__ __forceinline__ void put(const job &j, const float sums[TILES_MAX]) const {
@@ -97,7 +96,7 @@ struct gemv_jobs {
             put_row(s, s.w.row(j.unit, lane), silu(sums[0] * factor) * (sums[1] * factor));
             return;
         }
-        if (s.residual != nullptr) asm volatile("cp.async.wait_all;" ::: "memory");
+        if (s.residual != nullptr) ptx::cp_async_wait_all();
 #pragma unroll
         for (uint32_t i = 0; i < TILES_MAX; i++)
             if (i < j.count) put_row(s, s.w.row(j.unit + i, lane), __fadd_rn(__fmul_rn(sums[i], factor), s.residual != nullptr ? residual[32 * i + lane] : 0.0f));
@@ -156,7 +155,7 @@ __device__ __forceinline__ void finish_greedy(const gemv_args &a, const unsigned
 __global__ void __launch_bounds__(THREADS, 1) gemv_kernel(const __grid_constant__ gemv_args a) {
     chain_release();
     touch_arguments(a);
-    extern __shared__ __align__(128) uint8_t memory[];
+    SPK_DYNAMIC_SHARED(memory);
     __shared__ uint64_t barriers[WARPS * RING_STAGES_MAX];
     const bool is_tile = blockIdx.x < a.tile_ctas, has_rest = a.source.has_rest != 0;
     const uint32_t count = a.source.count;
@@ -283,6 +282,7 @@ uint32_t plan(spk_cuda *cuda, gemv_args &a, uint32_t *cta_count) {
 
 void spk_cuda_launch_gemv(spk_cuda *cuda, const spk_cuda_gemv *args) {
     using namespace spk;
+    if (launch_held_gemv(cuda, args)) return;
     gemv_args a = {};
     a.source = args->source;
     uint32_t *const ends[3] = { &a.tile_segments, &a.float_segments, &a.segment_count };

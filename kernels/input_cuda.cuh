@@ -139,12 +139,12 @@ struct float_riders {
         is_f32 |= (type == SPK_TYPE_F32) << index;
         is_bf16 |= (type == SPK_TYPE_BF16) << index;
         if (at >= columns) return;
-        const uint32_t to = (uint32_t)__cvta_generic_to_shared(memory + (size_t)index * columns * 4 + at * 4);
+        const uint32_t to = ptx::shared_address(memory + (size_t)index * columns * 4 + at * 4);
         const uint8_t *from = row + (size_t)at * width;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-        if (width == 4) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 16), "l"(from + 16) : "memory");
+        ptx::cp_async_16(to, from);
+        if (width == 4) ptx::cp_async_16(to + 16, from + 16);
     }
-    __device__ __forceinline__ void arrive() const { asm volatile("cp.async.wait_all;" ::: "memory"); }
+    __device__ __forceinline__ void arrive() const { ptx::cp_async_wait_all(); }
     __device__ __forceinline__ float product(uint32_t index, const float x[8], uint32_t at, uint32_t columns) const {
         if (at >= columns) return 0.0f;
         const uint32_t type = (is_f32 >> index) & 1u ? SPK_TYPE_F32 : (is_bf16 >> index) & 1u ? SPK_TYPE_BF16 : SPK_TYPE_F16;
@@ -223,6 +223,19 @@ __device__ __forceinline__ float prepare_input(const spk_cuda_source &s, const i
     __syncthreads();
     if (!has_norm) return given;
     return rsqrtf(__fdividef(sum_chunks(v.chunk_sums, v.k), (float)s.count) + s.eps);
+}
+
+/* A piece of a vector by one warp for itself: no norm, no sums, no CTA barrier. */
+__device__ __forceinline__ void prepare_piece(const float *h, uint32_t count, const input_vector &v) {
+    const uint32_t lane = threadIdx.x & 31;
+#pragma unroll 2
+    for (uint32_t c = 0; c < v.k; c++) {
+        const uint32_t at = c * 256 + lane * 8;
+        const eight value = at < count ? load_eight(h + at) : zero_eight();
+        if (v.f32 != nullptr) value.store(v.f32 + at);
+        else quantize_eight(v, c, lane, value);
+    }
+    __syncwarp();
 }
 
 } // namespace spk

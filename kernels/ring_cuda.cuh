@@ -32,8 +32,8 @@ struct warp_ring {
 #if __CUDA_ARCH__ >= 900
         if ((threadIdx.x & 31) == 0)
             for (uint32_t s = 0; s < count; s++)
-                asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"((uint32_t)__cvta_generic_to_shared(barriers + s)) : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+                ptx::mbarrier_init(ptx::shared_address(barriers + s), 1);
+        ptx::fence_mbarrier_init();
         __syncwarp();
 #endif
     }
@@ -43,43 +43,38 @@ struct warp_ring {
     __device__ __forceinline__ void fill(uint32_t s, const uint8_t *from, int64_t apart, uint32_t size_bytes, uint32_t piece_count) {
 #if __CUDA_ARCH__ >= 900
         if ((threadIdx.x & 31) == 0) {
-            const uint32_t barrier = (uint32_t)__cvta_generic_to_shared(barriers + s);
-            uint32_t to = (uint32_t)__cvta_generic_to_shared(stage(s));
-            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(size_bytes * piece_count) : "memory");
+            const uint32_t barrier = ptx::shared_address(barriers + s);
+            uint32_t to = ptx::shared_address(stage(s));
+            ptx::mbarrier_arrive_expect_tx(barrier, size_bytes * piece_count);
             for (uint32_t i = 0; i < piece_count; i++, from += apart, to += size_bytes)
-                asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                             ::"r"(to), "l"(from), "r"(size_bytes), "r"(barrier) : "memory");
+                ptx::cp_async_bulk(to, from, size_bytes, barrier);
         }
 #else
         for (uint32_t i = 0; i < piece_count; i++, from += apart) {
-            const uint32_t to = (uint32_t)__cvta_generic_to_shared(stage(s) + i * size_bytes);
-            for (uint32_t at = 16 * (threadIdx.x & 31); at < size_bytes; at += 512)
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(from + at) : "memory");
+            const uint32_t to = ptx::shared_address(stage(s) + i * size_bytes);
+            for (uint32_t at = 16 * (threadIdx.x & 31); at < size_bytes; at += 512) ptx::cp_async_16(to + at, from + at);
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        ptx::cp_async_commit_group();
 #endif
     }
     /* A stage that is passed over: keeps the order of groups where copies are counted. */
     __device__ __forceinline__ void skip() {
 #if __CUDA_ARCH__ < 900
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        ptx::cp_async_commit_group();
 #endif
     }
     __device__ __forceinline__ void wait(uint32_t s) {
 #if __CUDA_ARCH__ >= 900
-        const uint32_t barrier = (uint32_t)__cvta_generic_to_shared(barriers + s), parity = (phases >> s) & 1;
-        uint32_t done = 0;
-        while (!done)
-            asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-                         : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+        const uint32_t barrier = ptx::shared_address(barriers + s), parity = (phases >> s) & 1;
+        while (!ptx::mbarrier_try_wait_parity(barrier, parity)) {}
         phases ^= 1u << s;
 #else
         (void)s;
         switch (stage_count) {      /* all groups but those of the stages after this one */
-        case 1:  asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
-        case 2:  asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
-        case 3:  asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
-        default: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
+        case 1:  ptx::cp_async_wait_group<0>(); break;
+        case 2:  ptx::cp_async_wait_group<1>(); break;
+        case 3:  ptx::cp_async_wait_group<2>(); break;
+        default: ptx::cp_async_wait_group<3>(); break;
         }
         __syncwarp();
 #endif

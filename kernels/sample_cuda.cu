@@ -389,7 +389,7 @@ __device__ __forceinline__ void clear(memory &m) {
 
 __global__ void __launch_bounds__(THREADS, 1) sample_kernel(const __grid_constant__ sample_args p) {
     chain_release();
-    extern __shared__ __align__(16) uint8_t shared[];
+    SPK_DYNAMIC_SHARED(shared);
     memory &m = *(memory *)shared;
     sampler s(p, m, (uint32_t *)(shared + sizeof(memory)));
     const spk_sampling &options = m.options;

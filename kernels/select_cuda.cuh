@@ -75,6 +75,49 @@ __device__ __forceinline__ void weigh_chosen(uint32_t k, chosen_experts &c) {
     __syncwarp();
 }
 
+/* The same choice by one warp for itself, without a barrier, one expert after another, of at most WARP_EXPERTS_MAX and
+ * WARP_USED_MAX: lane l holds logits 8 l .. 8 l + 7, and rank r's answer ends in lane r. */
+constexpr uint32_t WARP_EXPERTS_MAX = 256, WARP_USED_MAX = 32;
+struct warp_choice {
+    uint32_t bits[8];                    /* 0: none, or taken */
+    uint32_t found, index, value_bits;   /* found: how many so far */
+    __device__ __forceinline__ void load(const float *logits, uint32_t n) {
+        const uint32_t at = 8 * (threadIdx.x & 31);
+        found = index = value_bits = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) bits[i] = at + i < n ? max(order_bits(__ldcg(logits + at + i) + 0.0f), 1u) : 0;
+    }
+    __device__ __forceinline__ void find_next() {
+        const uint32_t lane = threadIdx.x & 31;
+        uint32_t best = 0, hits = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) best = max(best, bits[i]);
+        const uint32_t top = __reduce_max_sync(FULL, best), winner = __ffs(__ballot_sync(FULL, best == top)) - 1;
+#pragma unroll
+        for (int i = 0; i < 8; i++) hits |= (bits[i] == top) << i;
+        const uint32_t mine = __ffs(hits) - 1;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (lane == winner && mine == i) bits[i] = 0;
+        const uint32_t at = 8 * winner + __shfl_sync(FULL, mine, winner);
+        if (lane == found) {
+            index = at;
+            value_bits = top;
+        }
+        found++;
+    }
+    __device__ __forceinline__ uint32_t of_rank(uint32_t rank) {
+        while (found <= rank) find_next();
+        return __shfl_sync(FULL, index, rank);
+    }
+    /* Softmax over the first k, all of them found: in lane r that of rank r. */
+    __device__ __forceinline__ float weight(uint32_t k) const {
+        const uint32_t lane = threadIdx.x & 31;
+        const float top = __shfl_sync(FULL, order_value(value_bits), 0), e = lane < k ? expf(order_value(value_bits) - top) : 0.0f;
+        return e / warp_sum(e);
+    }
+};
+
 } // namespace spk
 
 #endif

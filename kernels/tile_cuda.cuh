@@ -17,6 +17,8 @@
 
 namespace spk {
 
+constexpr uint32_t Q6_K_TAIL = 13 * 512;     /* where its d begin */
+
 /* Chunk c of the input for a lane's super-block. */
 template <bool REST> struct x_chunk {
     uint4 main, rest;
@@ -53,10 +55,15 @@ __device__ __forceinline__ uint4 high_nibbles(const uint4 &v) {
     return make_uint4((v.x >> 4) & 0x0f0f0f0fu, (v.y >> 4) & 0x0f0f0f0fu, (v.z >> 4) & 0x0f0f0f0fu, (v.w >> 4) & 0x0f0f0f0fu);
 }
 
-/* A lane's 16 bytes of a plane. */
-__device__ __forceinline__ uint4 plane(const uint8_t *tile, int index, uint32_t lane) {
-    return *(const uint4 *)(tile + 512 * index + 16 * lane);
-}
+/* Where a lane's bytes of a tile are: plane(i) is its 16 bytes of plane i, tail() the two of a Q6_K tile behind the planes.
+ * Loops over them stay rolled (NOTES.md #16) unless registers hold them, which cannot be indexed. */
+struct shared_tile {
+    static constexpr int UNROLL = 1;
+    const uint8_t *tile;
+    uint32_t       lane;
+    __device__ __forceinline__ uint4 plane(int index) const { return *(const uint4 *)(tile + 512 * index + 16 * lane); }
+    __device__ __forceinline__ uint16_t tail() const { return *(const uint16_t *)(tile + Q6_K_TAIL + 2 * lane); }
+};
 
 /* Byte i of a word as a float: placed below 2^23's exponent, which is then taken away; cheaper than a conversion. */
 __device__ __forceinline__ float byte_at(uint32_t word, int i) {
@@ -77,21 +84,21 @@ struct k4_scales {
 };
 
 /* Q4_K, and Q5_K, which has two more planes with a fifth bit. */
-template <int T, bool REST, bool FIVE>
-__device__ __forceinline__ void dot_q45_k(const uint8_t *const tile[T], const input_vector &v, uint32_t kb, uint32_t lane, float out[T]) {
+template <int T, bool REST, bool FIVE, class TILE>
+__device__ __forceinline__ void dot_q45_k(const TILE (&tile)[T], const input_vector &v, uint32_t kb, float out[T]) {
     constexpr int QS = FIVE ? 3 : 1;
     uint4 head[T], bits[T][2];
     k4_scales s[T];
     float product[T], mins[T];
 #pragma unroll
     for (int t = 0; t < T; t++) {
-        head[t] = plane(tile[t], 0, lane);
+        head[t] = tile[t].plane(0);
         s[t].read(head[t]);
         if (FIVE)
-            for (int h = 0; h < 2; h++) bits[t][h] = plane(tile[t], 1 + h, lane);
+            for (int h = 0; h < 2; h++) bits[t][h] = tile[t].plane(1 + h);
         product[t] = mins[t] = 0.0f;
     }
-#pragma unroll 1
+#pragma unroll TILE::UNROLL
     for (int c = 0; c < 4; c++) {        /* 64 weights: low nibbles are group 2c, high nibbles 2c + 1 */
         code_sum<REST, false> low[T], high[T];
 #pragma unroll
@@ -99,7 +106,7 @@ __device__ __forceinline__ void dot_q45_k(const uint8_t *const tile[T], const in
             const x_chunk<REST> x_low(v, kb, 4 * c + h), x_high(v, kb, 4 * c + 2 + h);
 #pragma unroll
             for (int t = 0; t < T; t++) {
-                const uint4 qs = plane(tile[t], QS + 2 * c + h, lane);
+                const uint4 qs = tile[t].plane(QS + 2 * c + h);
                 uint4 a = and4(qs, 0x0f0f0f0fu), b = FIVE ? high_nibbles(qs) : and4(qs, 0xf0f0f0f0u);
                 if (FIVE) {
                     a = join4(a, bits[t][h], 2 * c > 4 ? 2 * c - 4 : 0, 2 * c < 4 ? 4 - 2 * c : 0, 0x10101010u);
@@ -126,12 +133,12 @@ __device__ __forceinline__ void dot_q45_k(const uint8_t *const tile[T], const in
 }
 
 /* Q6_K: chunk 8u + 2r + g of the super-block has 16 codes with the scale of that number; codes are 32 too large. */
-template <bool REST>
-__device__ __forceinline__ float dot_q6_k(const uint8_t *tile, const input_vector &v, uint32_t kb, uint32_t lane) {
+template <bool REST, class TILE> __device__ __forceinline__ float dot_q6_k(const TILE &tile, const input_vector &v, uint32_t kb) {
     float product = 0.0f, offset = 0.0f;
-#pragma unroll 1
-    for (int u = 0; u < 2; u++) {        /* half a super-block at a time, or loads ahead would take too many registers */
-        const uint2 words = *(const uint2 *)(tile + 16 * lane + 8 * u);
+    const uint4 scales = tile.plane(0);
+#pragma unroll TILE::UNROLL
+    for (int u = 0; u < 2; u++) {
+        const uint2 words = u == 0 ? make_uint2(scales.x, scales.y) : make_uint2(scales.z, scales.w);
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             const float4 meta = v.meta[(4 * u + r) * v.stride + kb];
@@ -139,7 +146,7 @@ __device__ __forceinline__ float dot_q6_k(const uint8_t *tile, const input_vecto
             for (int g = 0; g < 2; g++) {
                 const int j = 2 * r + g;
                 const x_chunk<REST> x(v, kb, 8 * u + j);
-                const uint4 low = plane(tile, 1 + 4 * u + 2 * (r & 1) + g, lane), bits = plane(tile, 9 + 2 * u + g, lane);
+                const uint4 low = tile.plane(1 + 4 * u + 2 * (r & 1) + g), bits = tile.plane(9 + 2 * u + g);
                 const uint4 nibbles = r < 2 ? and4(low, 0x0f0f0f0fu) : high_nibbles(low);
                 code_sum<REST, false> sum;
                 sum.add(join4(nibbles, bits, r == 3 ? 2 : 0, r < 2 ? 4 - 2 * r : 0, 0x30303030u), x);
@@ -149,18 +156,19 @@ __device__ __forceinline__ float dot_q6_k(const uint8_t *tile, const input_vecto
             }
         }
     }
-    return __half2float(*(const __half *)(tile + 6656 + 2 * lane)) * (product - 32.0f * offset);
+    return __half2float(__ushort_as_half(tile.tail())) * (product - 32.0f * offset);
 }
 
-template <bool REST>
-__device__ __forceinline__ float dot_q8_0(const uint8_t *tile, const input_vector &v, uint32_t kb, uint32_t lane) {
+template <bool REST, class TILE> __device__ __forceinline__ float dot_q8_0(const TILE &tile, const input_vector &v, uint32_t kb) {
     float product = 0.0f;
-#pragma unroll 1
+    const uint4 scales = tile.plane(0);
+#pragma unroll TILE::UNROLL
     for (int j = 0; j < 8; j++) {
         code_sum<REST, true> sum;
 #pragma unroll
-        for (int h = 0; h < 2; h++) sum.add(plane(tile, 1 + 2 * j + h, lane), x_chunk<REST>(v, kb, 2 * j + h));
-        const float scale = __half2float(*(const __half *)(tile + 16 * lane + 2 * j));
+        for (int h = 0; h < 2; h++) sum.add(tile.plane(1 + 2 * j + h), x_chunk<REST>(v, kb, 2 * j + h));
+        const uint32_t pair = j < 2 ? scales.x : j < 4 ? scales.y : j < 6 ? scales.z : scales.w;
+        const float scale = __half2float(__ushort_as_half((uint16_t)(j & 1 ? pair >> 16 : pair)));
         product = fmaf(v.meta[j * v.stride + kb].x * scale, sum.value(), product);
     }
     return product;
@@ -173,21 +181,21 @@ constexpr uint32_t TILES_MAX = 2;
 template <bool REST>
 __device__ __forceinline__ void add_tiles(uint32_t type, const uint8_t *tile, uint32_t tile_bytes, uint32_t tile_count, const input_vector &v,
                                           uint32_t kb, uint32_t lane, float sums[TILES_MAX]) {
-    const uint8_t *const tiles[TILES_MAX] = { tile, tile + tile_bytes };
+    const shared_tile tiles[TILES_MAX] = { { tile, lane }, { tile + tile_bytes, lane } };
     if (type == SPK_TYPE_Q4_K && tile_count == 2) {
-        dot_q45_k<2, REST, false>(tiles, v, kb, lane, sums);
+        dot_q45_k<2, REST, false>(tiles, v, kb, sums);
         return;
     }
     /* Larger types wait for their own bytes: one at a time, with fewer registers. */
 #pragma unroll 1
     for (uint32_t t = 0; t < tile_count; t++) {
         float sum = 0.0f;
-        const uint8_t *const one[1] = { tile + t * tile_bytes };
+        const shared_tile one[1] = { { tile + t * tile_bytes, lane } };
         switch (type) {
-        case SPK_TYPE_Q4_K: dot_q45_k<1, REST, false>(one, v, kb, lane, &sum); break;
-        case SPK_TYPE_Q5_K: dot_q45_k<1, REST, true>(one, v, kb, lane, &sum); break;
-        case SPK_TYPE_Q6_K: sum = dot_q6_k<REST>(one[0], v, kb, lane); break;
-        default:            sum = dot_q8_0<REST>(one[0], v, kb, lane); break;
+        case SPK_TYPE_Q4_K: dot_q45_k<1, REST, false>(one, v, kb, &sum); break;
+        case SPK_TYPE_Q5_K: dot_q45_k<1, REST, true>(one, v, kb, &sum); break;
+        case SPK_TYPE_Q6_K: sum = dot_q6_k<REST>(one[0], v, kb); break;
+        default:            sum = dot_q8_0<REST>(one[0], v, kb); break;
         }
         if (t == 0) sums[0] += sum;
         else sums[1] += sum;

@@ -9,6 +9,8 @@
 namespace spk {
 namespace {
 
+struct tick_args { uint32_t *d_step; };
+
 constexpr int THREADS = 256;
 
 /* Byte i of a block whose row begins at `row`; tiles are addressed through their planes. */
@@ -104,7 +106,7 @@ __global__ void __launch_bounds__(THREADS) embed_kernel(const __grid_constant__ 
 
 __global__ void __launch_bounds__(THREADS) norm_kernel(const __grid_constant__ spk_cuda_norm a) {
     chain_release();
-    extern __shared__ __align__(128) uint8_t memory[];
+    SPK_DYNAMIC_SHARED(memory);
     const input_vector v = carve_f32(memory, a.source.count);
     norm_prefetch norm;
     norm.load(a.source);
@@ -137,8 +139,21 @@ __global__ void __launch_bounds__(THREADS) elementwise_kernel(const __grid_const
     e.out[i] = a;
 }
 
+__global__ void __launch_bounds__(32) tick_kernel(const __grid_constant__ tick_args a) {
+    chain_release();
+    chain_wait();
+    if (threadIdx.x == 0) ++*a.d_step;
+}
+
 } // namespace
 } // namespace spk
+
+void spk_cuda_launch_tick(spk_cuda *cuda, uint32_t *d_step) {
+    const uint32_t limit = cuda->launch_limit;
+    cuda->launch_limit = UINT32_MAX;
+    spk::launch(cuda, spk::tick_kernel, 1, 32, 0, spk::tick_args{ d_step }, "tick");
+    cuda->launch_limit = limit;
+}
 
 void spk_cuda_launch_embed(spk_cuda *cuda, const spk_cuda_embed *args) {
     spk::embed_args p = { *args, 1, 1, 0 };

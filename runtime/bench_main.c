@@ -15,6 +15,7 @@
 #include "formats/pool.h"
 #include "formats/version.h"
 #include "kernels/cuda.h"
+#include "runtime/bench_account.h"
 #include "runtime/bench_machine.h"
 #include "runtime/bench_run.h"
 #include "runtime/compare.h"
@@ -22,7 +23,7 @@
 #include "runtime/tool.h"
 
 static const char TOOL[] = "spk-bench";
-enum { MODELS_MAX = 2, CONTEXTS_MAX = 16, REPEATS_MAX = 100, SWITCHES_MAX = 8 };
+enum { MODELS_MAX = 2, CONTEXTS_MAX = 16, REPEATS_MAX = 100, SWITCHES_MAX = 8, ACCOUNT_REPEATS = 12 };
 #define TOKEN_SEED UINT64_C(1)
 
 static const char HELP[] =
@@ -37,10 +38,11 @@ static const char HELP[] =
     "  --repeats N      measurements of each; the median is reported                 [3]\n"
     "  --ab LIST        instead of all that: one model, its decode with and without each of these fused GPU kernels in\n"
     "                   turn; names as for --no-fuse\n"
+    "  --account        where the time of a step on a GPU goes, by phases; one model\n"
     "  --json FILE      also write the figures as JSON\n"
     "  --backend NAME   auto, cpu, ref or cuda                                       [auto]\n"
     "  --kv TYPE        f16 or q8: the KV cache on a GPU                             [f16]\n"
-    "  --no-fuse LIST   leave out fused GPU kernels: router, addnorm3, shexp, gdn-conv, gdn-core, or all\n"
+    "  --no-fuse LIST   leave out fused GPU kernels: router, addnorm3, shexp, gdn-conv, gdn-core, held, or all\n"
     "  --fuse LIST      use only these of them                                       [all]\n"
     "  --threads N      worker threads                                               [all CPUs]\n"
     "  -h, --help       this text\n"
@@ -61,6 +63,7 @@ typedef struct {
     bool        is_kv_q8;
     struct { const char *name; uint32_t bits; } switches[SWITCHES_MAX];
     uint32_t    switch_count;
+    bool        has_account;
     const char *paths[MODELS_MAX];
     uint32_t    model_count;
 } arguments;
@@ -88,6 +91,7 @@ typedef struct {
     spk_bench_run runs[MODELS_MAX];      /* of the models, or of one model with and without a switch */
     speeds    speeds[MODELS_MAX];
     comparison comparisons[SWITCHES_MAX];
+    spk_account accounts[CONTEXTS_MAX];  /* of the one model */
     spk_outfile *json_file;              /* NULL if none was asked for, or it is done */
 } bench;
 
@@ -157,6 +161,7 @@ static spk_status measure_models(bench *b, spk_error *err) {
         for (uint64_t r = 0; r < a->repeat_count; r++)
             for (uint32_t m = 0; m < a->model_count; m++)
                 SPK_TRY(spk_bench_decode(&b->runs[m], (uint32_t)a->token_count, &b->speeds[m].decode[c][r], err));
+        if (a->has_account) SPK_TRY(spk_session_account(b->runs[0].session, ACCOUNT_REPEATS, &b->accounts[c], err));
     }
     return SPK_OK;
 }
@@ -273,6 +278,11 @@ static void print_speeds(const bench *b, uint32_t index) {
         double rate = (double)spk_model_bytes_per_token(s->model) * d.median;
         printf("  decode @%-7" PRIu64 " %10.2f tok/s  [%.2f %.2f]  %.1f GB/s of weights, %.0f %% of the bandwidth\n",
                a->contexts[c], d.median, d.low, d.high, rate * 1e-9, 100 * rate / ceiling_of(b, s));
+        char line[SPK_BENCH_ACCOUNT_LINE];
+        for (uint32_t i = 0; a->has_account && i < spk_bench_account_line_count(&b->accounts[c]); i++) {
+            spk_bench_account_line(&b->accounts[c], i, 1 / d.median, ceiling_of(b, s), line);
+            printf("    %s\n", line);
+        }
     }
 }
 
@@ -343,6 +353,9 @@ static void add_speeds(const bench *b, uint32_t index, cJSON *object) {
         add_samples(row, b->speeds[index].decode[c], a->repeat_count);
         spk_tool_json_number(row, "bytes_per_s", bytes_per_s);
         spk_tool_json_number(row, "fraction_of_ceiling", bytes_per_s / ceiling_of(b, s));
+        if (a->has_account)
+            cJSON_AddItemToObject(row, "account", spk_bench_account_json(&b->accounts[c], (double)spk_model_bytes_per_token(s->model) / bytes_per_s,
+                                                                          ceiling_of(b, s)));
         cJSON_AddItemToArray(decode, row);
     }
 }
@@ -423,7 +436,7 @@ static spk_status write_json(bench *b, spk_error *err) {
 /* ---- Command line ---- */
 
 enum { OPT_CONTEXTS = 256, OPT_TOKENS, OPT_PROMPT, OPT_REPEATS, OPT_AB, OPT_JSON, OPT_BACKEND, OPT_KV, OPT_NO_FUSE, OPT_FUSE,
-       OPT_THREADS };
+       OPT_THREADS, OPT_ACCOUNT };
 
 static const struct option LONG_OPTIONS[] = {
     { "contexts", required_argument, NULL, OPT_CONTEXTS }, { "tokens", required_argument, NULL, OPT_TOKENS },
@@ -432,7 +445,7 @@ static const struct option LONG_OPTIONS[] = {
     { "backend", required_argument, NULL, OPT_BACKEND }, { "kv", required_argument, NULL, OPT_KV },
     { "no-fuse", required_argument, NULL, OPT_NO_FUSE }, { "fuse", required_argument, NULL, OPT_FUSE },
     { "threads", required_argument, NULL, OPT_THREADS }, { "help", no_argument, NULL, 'h' },
-    { "version", no_argument, NULL, 'V' }, { 0 },
+    { "account", no_argument, NULL, OPT_ACCOUNT }, { "version", no_argument, NULL, 'V' }, { 0 },
 };
 
 static spk_status take_contexts(char *list, arguments *a, spk_error *err) {
@@ -470,6 +483,7 @@ static spk_status take_option(int option, arguments *a, spk_error *err) {
     case OPT_FUSE:     return spk_tool_fusions_off(option == OPT_FUSE, optarg, &a->fusions_off, err);
     case OPT_BACKEND:  return spk_tool_backend("--backend", optarg, &a->backend, err);
     case OPT_KV:       return spk_tool_kv("--kv", optarg, &a->is_kv_q8, err);
+    case OPT_ACCOUNT:  a->has_account = true; return SPK_OK;
     case OPT_THREADS:  return spk_cli_u64("--threads", optarg, 1, SPK_POOL_THREAD_MAX, &a->thread_count, err);
     default:           a->json_path = optarg; return SPK_OK;
     }
@@ -492,6 +506,7 @@ static int parse_arguments(int argc, char **argv, arguments *a) {
     for (int m = 0; m < model_count; m++) a->paths[m] = argv[optind + m];
     a->model_count = (uint32_t)model_count;
     if (a->switch_count > 0 && model_count != 1) return spk_cli_usage(TOOL, "--ab takes one model, got %d", model_count);
+    if (a->has_account && (model_count != 1 || a->switch_count > 0)) return spk_cli_usage(TOOL, "--account takes one model, and no --ab");
     return -1;
 }
 
@@ -514,6 +529,9 @@ static spk_status open_all(bench *b, spk_error *err) {
         SPK_TRY(start_subject(b, m, err));
         needs_cpu |= !spk_bench_is_on_gpu(b->subjects[m].model);
     }
+    if (a->has_account && needs_cpu)
+        return spk_fail(err, SPK_E_UNSUPPORTED, "--account: %s runs on the %s backend, expected cuda", a->paths[0],
+                        spk_model_backend_name(b->subjects[0].model));
     if (a->switch_count > 0 && needs_cpu)
         return spk_fail(err, SPK_E_UNSUPPORTED, "--ab: %s runs on the %s backend; only cuda has fused kernels to leave out",
                         a->paths[0], spk_model_backend_name(b->subjects[0].model));
@@ -524,7 +542,7 @@ static spk_status bench_models(bench *b, spk_error *err) {
     const arguments *a = b->arguments;
     b->capacity = a->switch_count > 0 ? 1 : a->prompt_count;
     for (uint32_t c = 0; c < a->context_count; c++) {
-        uint64_t end = a->contexts[c] + a->repeat_count * a->token_count;
+        uint64_t end = a->contexts[c] + a->repeat_count * a->token_count + a->has_account;
         if (end > b->capacity) b->capacity = end;
     }
     if (b->capacity > SPK_CONTEXT_MAX)

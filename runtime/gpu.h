@@ -41,4 +41,8 @@ SPK_MUST_CHECK spk_status spk_gpu_eval(spk_gpu_session *session, uint32_t positi
 SPK_MUST_CHECK spk_status spk_gpu_generate(spk_gpu_session *session, uint32_t *position, uint32_t *token,
                                            const spk_generation *generation, bool *stopped, spk_error *err);
 
+/* As spk_session_account, at `position`. */
+SPK_MUST_CHECK spk_status spk_gpu_account(spk_gpu_session *session, uint32_t position, uint32_t repeat_count, spk_account *out,
+                                          spk_error *err);
+
 #endif

@@ -37,6 +37,8 @@ struct spk_gpu_session {
     uint32_t *choice, *routed_choice, *flags;   /* flags: two signals a layer */
     float    *routed_weight;
     struct { float *conv, *delta; void *k, *v; } *layers;
+    bool           is_account;                  /* the step that is being recorded ends with its logits: gpu_account.c */
+    struct spk_account *account;                /* where it is marked, or NULL */
     /* For tests, NULL otherwise: called while a step is recorded, after each layer, when the residual stream is x + pending[0]
      * + .. (NULL from the first unused on).  May record kernels; what they leave in x goes on alone. */
     void (*observe)(spk_gpu_session *session, uint32_t layer, float *x, const float *const pending[3], void *context);
@@ -64,6 +66,9 @@ SPK_MUST_CHECK spk_status spk_gpu_load(const spk_model *model, spk_gpu_model *gp
 /* gpu_step.c: the shape of an attention layer, and the whole step as launches into the session's open recording. */
 spk_cuda_attention spk_gpu_attention_shape(const spk_gpu_session *session);
 void spk_gpu_record_step(spk_gpu_session *session);
+
+/* gpu_account.c: kernels up to the kernel_count-th that are not marked yet belong to a phase. */
+void spk_gpu_account_mark(spk_account *account, spk_phase phase, uint32_t kernel_count, uint64_t bytes);
 
 /* gpu.c: a step that ends with the largest logit, or with a draw. */
 SPK_MUST_CHECK spk_status spk_gpu_record(spk_gpu_session *session, bool is_sampled, spk_cuda_step **out, spk_error *err);

@@ -59,9 +59,29 @@ static spk_cuda_source next_source(spk_gpu_session *s, stream_state *st, const f
     return source;
 }
 
+/* What was launched since the last mark belongs to a phase, which moves so many bytes. */
+static void mark(spk_gpu_session *s, spk_phase phase, uint64_t bytes) {
+    if (s->account != NULL) spk_gpu_account_mark(s->account, phase, spk_cuda_launch_count(s->cuda), bytes);
+}
+static uint64_t weight_bytes(const spk_matrix *w) {
+    return w->data == NULL ? 0 : spk_layout_unit_bytes(w->layout, w->type, w->col_count) * spk_layout_unit_count(w->layout, w->type, w->row_count, w->col_count);
+}
+static uint64_t segment_bytes(const spk_cuda_gemv *g) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < g->segment_count; i++) bytes += weight_bytes(&g->segments[i].w) + weight_bytes(&g->segments[i].up);
+    return bytes;
+}
+
+static bool is_streamed(const spk_gpu_session *s) { return !(s->fusions & SPK_FUSE_HELD); }
+
+static void launch_gemv(const spk_gpu_session *s, spk_cuda_gemv *g) {
+    g->is_streamed = is_streamed(s);
+    spk_cuda_launch_gemv(s->cuda, g);
+}
+
 static void gemv_one(spk_gpu_session *s, spk_cuda_source source, spk_matrix w, float *y) {
     spk_cuda_gemv g = { .source = source, .segments = { { .w = on_device(s, w), .y = y } }, .segment_count = 1 };
-    spk_cuda_launch_gemv(s->cuda, &g);
+    launch_gemv(s, &g);
 }
 
 /* x += W source, by the kernel itself or left for whoever norms next. */
@@ -70,7 +90,7 @@ static void project_out(spk_gpu_session *s, stream_state *st, spk_cuda_source so
     bool fused = s->fusions & SPK_FUSE_ADDNORM3;
     spk_cuda_gemv g = { .source = source, .segment_count = 1,
                         .segments = { { .w = on_device(s, w), .y = fused ? x : s->delta, .residual = fused ? x : NULL } } };
-    spk_cuda_launch_gemv(s->cuda, &g);
+    launch_gemv(s, &g);
     if (!fused) st->pending[0] = s->delta;
 }
 
@@ -88,7 +108,8 @@ static void record_gdn(spk_gpu_session *s, stream_state *st, uint32_t index) {
     add_segment(s, &g, layer->gdn_gate, none, z);
     add_segment(s, &g, layer->gdn_alpha, none, alpha);
     add_segment(s, &g, layer->gdn_beta, none, beta);
-    spk_cuda_launch_gemv(s->cuda, &g);
+    launch_gemv(s, &g);
+    mark(s, SPK_PHASE_GDN_IN, segment_bytes(&g));
     spk_cuda_gdn gdn = { .d_position = s->sequence.d_position, .u = u, .z = z, .alpha = alpha, .beta = beta,
                          .taps = vector_on_device(s, layer->gdn_taps), .a = vector_on_device(s, layer->gdn_a),
                          .dt = vector_on_device(s, layer->gdn_dt), .norm_weight = vector_on_device(s, layer->gdn_norm),
@@ -99,6 +120,7 @@ static void record_gdn(spk_gpu_session *s, stream_state *st, uint32_t index) {
     bool fused = (s->fusions & SPK_FUSE_GDN_CORE) && spk_cuda_gdn_can_fuse(c->gdn_k_dim, c->gdn_v_dim);
     spk_cuda_launch_gdn(s->cuda, &gdn, fused ? SPK_CUDA_GDN_FUSED
                                      : s->fusions & SPK_FUSE_GDN_CONV ? SPK_CUDA_GDN_CONV_FUSED : SPK_CUDA_GDN_PLAIN);
+    mark(s, SPK_PHASE_GDN, 2 * sizeof(float) * spk_value_dim(c) * c->gdn_k_dim);      /* the state in and out */
     spk_cuda_source out = { .x = s->mixed, .count = (uint32_t)spk_value_dim(c), .has_rest = 1 };
     if (fused) {
         out.squares = s->squares;
@@ -106,6 +128,7 @@ static void record_gdn(spk_gpu_session *s, stream_state *st, uint32_t index) {
         out.eps = c->rms_eps;
     }
     project_out(s, st, out, layer->gdn_out);
+    mark(s, SPK_PHASE_MIXER_OUT, weight_bytes(&layer->gdn_out));
 }
 
 static void record_attention(spk_gpu_session *s, stream_state *st, uint32_t index) {
@@ -117,7 +140,8 @@ static void record_attention(spk_gpu_session *s, stream_state *st, uint32_t inde
     add_segment(s, &g, layer->q, none, q);
     add_segment(s, &g, layer->k, none, k);
     add_segment(s, &g, layer->v, none, v);
-    spk_cuda_launch_gemv(s->cuda, &g);
+    launch_gemv(s, &g);
+    mark(s, SPK_PHASE_ATTENTION_IN, segment_bytes(&g));
     spk_cuda_attention attention = spk_gpu_attention_shape(s);
     attention.d_position = s->sequence.d_position;
     attention.q = q;
@@ -131,7 +155,9 @@ static void record_attention(spk_gpu_session *s, stream_state *st, uint32_t inde
     attention.partial = s->partial;
     attention.out = s->mixed;
     spk_cuda_launch_attention(s->cuda, &attention);
+    mark(s, SPK_PHASE_ATTENTION, 0);     /* by the position, which spk_gpu_account knows */
     project_out(s, st, (spk_cuda_source){ .x = s->mixed, .count = (uint32_t)spk_q_dim(c), .has_rest = 1 }, layer->attn_out);
+    mark(s, SPK_PHASE_MIXER_OUT, weight_bytes(&layer->attn_out));
 }
 
 static bool is_pair(const spk_layer *layer) {
@@ -151,9 +177,10 @@ static void record_dense(spk_gpu_session *s, stream_state *st, const spk_layer *
     uint32_t ff = s->model->config.dense_ff_size;
     spk_cuda_gemv g = { .source = source };
     add_segment(s, &g, layer->shared_gate, layer->shared_up, s->h);
-    if (is_pair(layer)) spk_cuda_launch_gemv(s->cuda, &g);
+    if (is_pair(layer)) launch_gemv(s, &g);
     else record_gate_up(s, layer, source, ff, s->h);
     project_out(s, st, (spk_cuda_source){ .x = s->h, .count = ff, .has_rest = 1 }, layer->shared_down);
+    mark(s, SPK_PHASE_FFN, weight_bytes(&layer->shared_gate) + weight_bytes(&layer->shared_up) + weight_bytes(&layer->shared_down));
 }
 
 static void record_shared_down(spk_gpu_session *s, const spk_layer *layer) {
@@ -176,10 +203,11 @@ static void record_experts(spk_gpu_session *s, uint32_t index, spk_cuda_source s
     if (has_shared) add_segment(s, &g, layer->shared_router, none, s->router + c->expert_count);
     bool is_shared_pair = fuse_shared && is_pair(layer);
     if (has_shared && is_shared_pair) add_segment(s, &g, layer->shared_gate, layer->shared_up, s->shared_h);
-    spk_cuda_launch_gemv(s->cuda, &g);
+    launch_gemv(s, &g);
     spk_cuda_source again = source;      /* the same sums, not the sum that this kernel writes: complete before it runs */
     again.x_out = NULL;
     if (has_shared && !is_shared_pair) record_gate_up(s, layer, again, c->shared_ff_size, s->shared_h);
+    mark(s, SPK_PHASE_ROUTER, weight_bytes(&layer->router) + weight_bytes(&layer->shared_router) + weight_bytes(&layer->shared_gate) + weight_bytes(&layer->shared_up));
     spk_cuda_routing routing = { .logits = s->router, .expert_count = c->expert_count, .used_count = c->expert_used_count };
     if (!(s->fusions & SPK_FUSE_ROUTER)) {
         spk_cuda_top_k top = { s->router, s->choice, s->weight, c->expert_count, c->expert_used_count };
@@ -190,8 +218,9 @@ static void record_experts(spk_gpu_session *s, uint32_t index, spk_cuda_source s
     spk_cuda_experts_up up = { .source = again, .routing = routing, .gate = on_device(s, layer->expert_gate.first),
                                .up = on_device(s, layer->expert_up.first), .expert_stride_bytes = layer->expert_gate.stride_bytes,
                                .h = s->h, .inputs_ready = inputs_ready, .routed_ready = routed_ready, .choice_out = s->routed_choice,
-                               .weight_out = s->routed_weight };
+                               .weight_out = s->routed_weight, .is_streamed = is_streamed(s) };
     spk_cuda_launch_experts_up(s->cuda, &up);
+    mark(s, SPK_PHASE_EXPERTS_UP, c->expert_used_count * (weight_bytes(&layer->expert_gate.first) + weight_bytes(&layer->expert_up.first)));
     if (has_shared && !fuse_shared) record_shared_down(s, layer);
     routing = (spk_cuda_routing){ .choice = s->routed_choice, .weight = s->routed_weight, .expert_count = c->expert_count,
                                   .used_count = c->expert_used_count };
@@ -199,11 +228,12 @@ static void record_experts(spk_gpu_session *s, uint32_t index, spk_cuda_source s
                                    .shared_down = has_shared && fuse_shared ? on_device(s, layer->shared_down) : none,
                                    .expert_stride_bytes = layer->expert_down.stride_bytes, .h = s->h, .shared_h = s->shared_h,
                                    .shared_logit = s->router + c->expert_count, .routed = { s->routed[0], s->routed[1] },
-                                   .shared = s->shared };
+                                   .shared = s->shared, .is_streamed = is_streamed(s) };
     uint32_t parts = spk_cuda_experts_down_parts(s->cuda, &down.down, c->expert_used_count), next = 0;
     bool adds = (s->fusions & SPK_FUSE_ADDNORM3) && parts == 1 && (!has_shared || fuse_shared);
     if (adds) down.residual = down.sum = s->x[st->current];
     spk_cuda_launch_experts_down(s->cuda, &down);
+    mark(s, SPK_PHASE_EXPERTS_DOWN, c->expert_used_count * weight_bytes(&layer->expert_down.first) + weight_bytes(&layer->shared_down));
     if (adds) return;
     for (uint32_t p = 0; p < parts; p++) st->pending[next++] = s->routed[p];
     if (has_shared) st->pending[next] = s->shared;
@@ -216,6 +246,7 @@ void spk_gpu_record_step(spk_gpu_session *s) {
                              .rope_dim = m->config.rope_dim, .d_x = s->x[0], .d_cos_sin = s->cos_sin };
     bool fuse_norm = s->fusions & SPK_FUSE_ADDNORM3;
     spk_cuda_launch_embed(s->cuda, &embed);
+    mark(s, SPK_PHASE_EMBED, 0);
     for (uint32_t i = 0; i < m->config.layer_count; i++) {
         if (m->layers[i].is_attention) record_attention(s, &st, i);
         else record_gdn(s, &st, i);
@@ -230,6 +261,7 @@ void spk_gpu_record_step(spk_gpu_session *s) {
     spk_cuda_gemv head = { .source = next_source(s, &st, m->output_norm, fuse_norm, false), .greedy = s->is_sampled ? NULL : &s->sequence, .d_best = s->d_best,
                            .d_arrivals = s->d_arrivals };
     add_segment(s, &head, m->output, (spk_matrix){ 0 }, s->logits);
-    spk_cuda_launch_gemv(s->cuda, &head);
-    if (s->is_sampled) spk_gpu_record_draw(s);
+    launch_gemv(s, &head);
+    mark(s, SPK_PHASE_HEAD, weight_bytes(&m->output));
+    if (s->is_sampled && !s->is_account) spk_gpu_record_draw(s);
 }

@@ -80,7 +80,8 @@ typedef enum {
     SPK_FUSE_SHEXP    = 4,         /* shared expert: gate, up and SwiGLU in one; down with its gate in one */
     SPK_FUSE_GDN_CONV = 8,         /* convolution, SiLU and L2 norms in one */
     SPK_FUSE_GDN_CORE = 16,        /* the whole recurrence in one; gdn-conv then has no effect */
-    SPK_FUSE_ALL      = 31
+    SPK_FUSE_HELD     = 32,        /* not a fusion: weights held in registers, where a shape allows it, instead of streamed */
+    SPK_FUSE_ALL      = 63
 } spk_fusion;
 
 typedef struct {
@@ -96,6 +97,27 @@ void     spk_session_destroy(spk_session *session);                /* NULL is fi
 void     spk_session_reset(spk_session *session);                  /* position 0, empty state */
 uint32_t spk_session_position(const spk_session *session);         /* tokens evaluated so far */
 uint64_t spk_session_state_bytes(const spk_session *session);
+
+/* Where the time of one decode step on a GPU goes: phases in order of a layer; seconds and bytes of all layers together. */
+typedef enum {
+    SPK_PHASE_EMBED, SPK_PHASE_GDN_IN, SPK_PHASE_GDN, SPK_PHASE_ATTENTION_IN, SPK_PHASE_ATTENTION, SPK_PHASE_MIXER_OUT,
+    SPK_PHASE_ROUTER,              /* with the shared expert's gate and up */
+    SPK_PHASE_EXPERTS_UP,
+    SPK_PHASE_EXPERTS_DOWN,        /* with the shared expert's */
+    SPK_PHASE_FFN,                 /* of a dense model */
+    SPK_PHASE_HEAD,
+    SPK_PHASE_COUNT
+} spk_phase;
+enum { SPK_ACCOUNT_KERNELS_MAX = 8192 };
+typedef struct spk_account {
+    struct { uint32_t kernel_count; uint64_t bytes; double s; } phases[SPK_PHASE_COUNT];    /* bytes: weights, states, keys and values */
+    double   replay_s, node_s;     /* of a step that does nothing; of one kernel more that does nothing */
+    uint32_t kernel_count;
+    uint8_t  phase_of[SPK_ACCOUNT_KERNELS_MAX];
+} spk_account;
+/* Measures beginnings of growing length of the step at the session's position, which stays where it is; some ten seconds.
+ * SPK_E_UNSUPPORTED on a CPU, SPK_E_LIMIT where the context has no room for one more token. */
+SPK_MUST_CHECK spk_status spk_session_account(spk_session *session, uint32_t repeat_count, spk_account *out, spk_error *err);
 
 typedef enum { SPK_LOGITS_NONE = 0, SPK_LOGITS_LAST = 1, SPK_LOGITS_ALL = 2 } spk_logits;
 

@@ -234,6 +234,14 @@ spk_status spk_session_eval(spk_session *session, const uint32_t *tokens, uint32
     return SPK_OK;
 }
 
+spk_status spk_session_account(spk_session *session, uint32_t repeat_count, spk_account *out, spk_error *err) {
+    static const uint32_t token = 0;
+    if (session->gpu == NULL) return spk_fail(err, SPK_E_UNSUPPORTED, "only a step on a GPU is taken apart");
+    SPK_TRY(check_tokens(session, &token, 1, err));
+    SPK_TRY(reset_if_needed(session, err));
+    return spk_gpu_account(session->gpu, session->position, repeat_count, out, err);
+}
+
 /* ---- Generation ---- */
 
 /* Of the last token of tokens[count]; no token can be drawn from a NaN. */

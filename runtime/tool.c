@@ -30,13 +30,14 @@ spk_status spk_tool_backend(const char *option, const char *text, spk_backend *o
 spk_status spk_tool_fusions(const char *option, const char *list, uint32_t *out, spk_error *err) {
     static const struct { const char *name; uint32_t bits; } fusions[] = {
         { "router", SPK_FUSE_ROUTER }, { "addnorm3", SPK_FUSE_ADDNORM3 }, { "shexp", SPK_FUSE_SHEXP },
-        { "gdn-conv", SPK_FUSE_GDN_CONV }, { "gdn-core", SPK_FUSE_GDN_CORE }, { "all", SPK_FUSE_ALL } };
+        { "gdn-conv", SPK_FUSE_GDN_CONV }, { "gdn-core", SPK_FUSE_GDN_CORE },
+        { "held", SPK_FUSE_HELD }, { "all", SPK_FUSE_ALL } };
     uint32_t bits = 0;
     for (const char *word = list;; word++) {
         size_t length = strcspn(word, ","), i = 0, count = sizeof fusions / sizeof *fusions;
         while (i < count && (strlen(fusions[i].name) != length || memcmp(fusions[i].name, word, length) != 0)) i++;
         if (i == count)
-            return spk_fail(err, SPK_E_USAGE, "%s '%.*s': expected router, addnorm3, shexp, gdn-conv, gdn-core or all", option,
+            return spk_fail(err, SPK_E_USAGE, "%s '%.*s': expected router, addnorm3, shexp, gdn-conv, gdn-core, held or all", option,
                             (int)(length < 24 ? length : 24), word);
         bits |= fusions[i].bits;
         word += length;

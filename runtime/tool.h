@@ -21,7 +21,7 @@ void spk_tool_signals(void);
 /* "auto", "cpu", "ref" or "cuda"; else SPK_E_USAGE naming the option. */
 SPK_MUST_CHECK spk_status spk_tool_backend(const char *option, const char *text, spk_backend *out, spk_error *err);
 
-/* spk_fusion bits of names with commas: router, addnorm3, shexp, gdn-conv, gdn-core, or all; else SPK_E_USAGE naming the
+/* spk_fusion bits of names with commas: router, addnorm3, shexp, gdn-conv, gdn-core, held, or all; else SPK_E_USAGE naming the
  * option and the word. */
 SPK_MUST_CHECK spk_status spk_tool_fusions(const char *option, const char *list, uint32_t *out, spk_error *err);
 /* --fuse LIST (is_only: all others are off) or --no-fuse LIST (these are off, too), into spk_fusion bits that are off. */

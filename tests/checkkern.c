@@ -1,9 +1,10 @@
 /* tests/checkkern.c - every kernel against the reference, and the reference against double arithmetic.
  *
- *   checkkern [--seed N] [--bench] [--cuda]
+ *   checkkern [--seed N] [--bench] [--cuda] [--quick]
  *
  * Prints `ok NAME` or `FAIL NAME` for each operation and, after a failure, the parameters that caused it.  --bench then
- * times those that passed, and only those.  --cuda leaves the CPU's tables out.  Where the CPU has no fast table, or there is
+ * times those that passed, and only those.  --cuda leaves the CPU's tables out.  --quick gives a GPU the cases that one which is
+ * emulated has time for.  Where the CPU has no fast table, or there is
  * no GPU, that is said in a SKIP line.
  */
 #include "tests/checkkern_matmul.h"
@@ -100,7 +101,7 @@ static int check_cpu(bool is_bench) {
     return 0;
 }
 
-static void check_cuda(bool is_bench) {
+static void check_cuda(bool is_bench, bool is_quick) {
     spk_cuda *cuda;
     spk_error err = { 0 };
     device_case t;
@@ -113,7 +114,7 @@ static void check_cuda(bool is_bench) {
     for (int i = 0; i < CUDA_CHECK_COUNT; i++) {
         int before = check_failures;
         double start = now_s();
-        cuda_checks[i].check(&t, false);
+        cuda_checks[i].check(&t, is_quick);
         passed[i] = report(cuda_checks[i].name, before);
         fprintf(stderr, "  %.1f s\n", now_s() - start);
     }
@@ -122,7 +123,7 @@ static void check_cuda(bool is_bench) {
 }
 
 int main(int argc, char **argv) {
-    bool is_bench = false, is_cuda_only = false;
+    bool is_bench = false, is_cuda_only = false, is_quick = false;
     for (int i = 1; i < argc; i++) {
         char *end = argv[i];
         if (strcmp(argv[i], "--bench") == 0) {
@@ -133,15 +134,19 @@ int main(int argc, char **argv) {
             is_cuda_only = true;
             continue;
         }
+        if (strcmp(argv[i], "--quick") == 0) {
+            is_quick = true;
+            continue;
+        }
         if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) seed = strtoull(argv[++i], &end, 10);
         if (end == argv[i] || *end != '\0') {
-            fprintf(stderr, "usage: checkkern [--seed N] [--bench] [--cuda]\n");
+            fprintf(stderr, "usage: checkkern [--seed N] [--bench] [--cuda] [--quick]\n");
             return 2;
         }
     }
     printf("seed %llu\n", (unsigned long long)seed);
     random_state = seed;
     if (!is_cuda_only && check_cpu(is_bench) != 0) return 1;
-    check_cuda(is_bench);
+    check_cuda(is_bench, is_quick);
     return CHECK_EXIT();
 }

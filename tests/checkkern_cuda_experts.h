@@ -34,6 +34,12 @@ static const expert_spec expert_specs[] = {
     { "tiles and floats", 512, 96, 256, 12, 4, Q8, BF16, Q8, false },
     { "512 top-10", 256, 256, 256, 512, 10, Q4K, Q4K, Q4K, false },
     { "1024 top-64", 256, 32, 0, 1024, 64, Q4K, F32, 0, false },
+    { "held", 2048, 256, 512, 12, 4, Q4K, Q4K, Q8, false },      /* gate and up */
+    { "held", 512, 512, 512, 12, 4, Q4K, Q5K, Q4K, false },     /* down, of two super-blocks a row */
+    { "held", 512, 512, 512, 12, 4, Q4K, Q6K, Q4K, false },
+    { "held", 512, 512, 512, 9, 3, Q4K, Q5K, Q8, false },
+    { "held", 2048, 768, 0, 12, 4, Q5K, Q6K, 0, false },
+    { "held", 2048, 768, 0, 12, 3, Q4K, Q4K, 0, false },
     { "Qwen3.6", 2048, 512, 512, 256, 8, Q4K, Q5K, Q4K, true },
     { "Qwen3.6 native", 2048, 512, 512, 256, 8, Q4K, Q6K, Q8, true },
     { "Qwen3-30B", 2048, 768, 0, 128, 8, Q4K, Q6K, 0, true },
@@ -152,11 +158,16 @@ static void check_up_case(device_case *t, const expert_set *set, uint32_t kind, 
     spk_cuda_experts_up chosen = up;
     chosen.routing = routing.by_choice;
     chosen.h = take_floats(t, OUTPUT, (uint64_t)spec->used * spec->ff);
+    spk_cuda_experts_up streamed = up;
+    streamed.is_streamed = true;
+    streamed.h = take_floats(t, OUTPUT, (uint64_t)spec->used * spec->ff);
     case_record(t);
     spk_cuda_launch_experts_up(t->cuda, &up);
     spk_cuda_launch_experts_up(t->cuda, &chosen);
+    spk_cuda_launch_experts_up(t->cuda, &streamed);
     case_run(t, 1);
     same_floats(t, "h by logits and by choice", up.h, chosen.h, (uint64_t)spec->used * spec->ff);
+    same_floats(t, "h, held and streamed", up.h, streamed.h, (uint64_t)spec->used * spec->ff);
     vector_bounds v = source_bounds(t, &up.source);
     double *value = new_doubles(spec->ff), *error = new_doubles(spec->ff);
     for (uint32_t r = 0; r < spec->used; r++) {
@@ -228,8 +239,8 @@ static void check_shared_down(device_case *t, const expert_set *set, const spk_c
     free(value), free(error);
 }
 
-/* Three launches: by logits, by choice, and (where there is one part) by logits into a residual sum. */
-typedef struct { spk_cuda_experts_down by_logits, by_choice, summed; } down_case;
+/* Launches: by logits, by choice, the same streamed, and (where there is one part) by choice into a residual sum. */
+typedef struct { spk_cuda_experts_down by_logits, by_choice, streamed, summed; } down_case;
 
 static down_case make_down(device_case *t, const expert_set *set, const test_routing *routing, bool has_shared,
                            x_pattern pattern) {
@@ -245,10 +256,12 @@ static down_case make_down(device_case *t, const expert_set *set, const test_rou
         c.by_logits.shared_h = take_staged_as(t, spec->shared_ff, pattern);
         c.by_logits.shared_down = set->shared_down;
     }
-    c.by_choice = c.summed = c.by_logits;
+    c.by_choice = c.by_logits;
     c.by_choice.routing = routing->by_choice;
-    spk_cuda_experts_down *const all[3] = { &c.by_logits, &c.by_choice, &c.summed };
-    for (int i = 0; i < 3; i++) {
+    c.streamed = c.summed = c.by_choice;
+    c.streamed.is_streamed = true;
+    spk_cuda_experts_down *const all[4] = { &c.by_logits, &c.by_choice, &c.streamed, &c.summed };
+    for (int i = 0; i < 4; i++) {
         take_parts(t, all[i], spec->hidden);
         if (has_shared) all[i]->shared = take_floats(t, OUTPUT, spec->hidden);
     }
@@ -261,8 +274,8 @@ static down_case make_down(device_case *t, const expert_set *set, const test_rou
 /* residual + routed (+ shared), as an ADD kernel rounds it, and the parts not written. */
 static void check_sum(const device_case *t, const down_case *c) {
     for (uint64_t i = 0; i < c->summed.down.row_count; i++) {
-        float sum = host_floats(t, c->summed.residual)[i] + result_floats(t, c->by_logits.routed[0])[i];
-        if (c->by_logits.shared != NULL) sum += result_floats(t, c->by_logits.shared)[i];
+        float sum = host_floats(t, c->summed.residual)[i] + result_floats(t, c->by_choice.routed[0])[i];
+        if (c->by_choice.shared != NULL) sum += result_floats(t, c->by_choice.shared)[i];
         float got = result_floats(t, c->summed.sum)[i];
         EXPECT(memcmp(&got, &sum, sizeof sum) == 0, "sum[%llu]: got %.9g want %.9g", (unsigned long long)i, (double)got,
                (double)sum);
@@ -286,6 +299,7 @@ static void check_down_case(device_case *t, const expert_set *set, bool has_shar
     case_record(t);
     spk_cuda_launch_experts_down(t->cuda, &c.by_logits);
     spk_cuda_launch_experts_down(t->cuda, &c.by_choice);
+    spk_cuda_launch_experts_down(t->cuda, &c.streamed);
     if (parts == 1) spk_cuda_launch_experts_down(t->cuda, &c.summed);
     case_run(t, 1);
     double *value = new_doubles(spec->hidden), *error = new_doubles(spec->hidden);
@@ -295,7 +309,9 @@ static void check_down_case(device_case *t, const expert_set *set, bool has_shar
     if (has_shared) {
         check_shared_down(t, set, &c.by_logits);
         same_floats(t, "shared", c.by_logits.shared, c.by_choice.shared, spec->hidden);
+        same_floats(t, "shared, held and streamed", c.by_choice.shared, c.streamed.shared, spec->hidden);
     }
+    for (uint32_t p = 0; p < parts; p++) same_floats(t, "routed, held and streamed", c.by_choice.routed[p], c.streamed.routed[p], spec->hidden);
     if (parts == 1) check_sum(t, &c);
     free(value), free(error);
 }

@@ -113,6 +113,27 @@ static void check_gemv_outputs(device_case *t, const spk_cuda_gemv *g) {
     bounds_free(&v);
 }
 
+/* The same launch by the streaming kernel, into outputs of its own. */
+static spk_cuda_gemv streamed_twin(device_case *t, const spk_cuda_gemv *g) {
+    spk_cuda_gemv twin = *g;
+    twin.is_streamed = true;
+    if (g->source.x_out != NULL) twin.source.x_out = take_floats(t, OUTPUT, g->source.count);
+    for (uint32_t i = 0; i < g->segment_count; i++) {
+        const spk_cuda_segment *from = &g->segments[i];
+        spk_cuda_segment *to = &twin.segments[i];
+        to->y = take_floats(t, OUTPUT, from->w.row_count);
+        if (from->residual != from->y) continue;
+        to->residual = to->y;
+        memcpy(host_floats(t, to->y), host_floats(t, from->y), from->w.row_count * sizeof(float));
+    }
+    return twin;
+}
+static void check_same_gemv(const device_case *t, const spk_cuda_gemv *a, const spk_cuda_gemv *b) {
+    for (uint32_t i = 0; i < a->segment_count; i++)
+        same_floats(t, "held and streamed", a->segments[i].y, b->segments[i].y, a->segments[i].w.row_count);
+    if (a->source.x_out != NULL) same_floats(t, "x_out, held and streamed", a->source.x_out, b->source.x_out, a->source.count);
+}
+
 static void describe_gemv(const gemv_spec *spec, w_pattern w, x_pattern x) {
     int at = snprintf(case_text, sizeof case_text, "gemv %s K=%u %s%s%s w=%s x=%s:", spec->name, spec->count,
                       source_kinds[spec->kind].name, spec->has_rest ? " two int8" : "", residual_names[spec->residual],
@@ -126,11 +147,13 @@ static void check_gemv_case(device_case *t, const gemv_spec *spec, w_pattern w, 
     describe_gemv(spec, w, x);
     case_begin(t);
     weights_drop(t);
-    spk_cuda_gemv g = make_gemv(t, spec, w, x);
+    spk_cuda_gemv g = make_gemv(t, spec, w, x), streamed = streamed_twin(t, &g);
     case_record(t);
     spk_cuda_launch_gemv(t->cuda, &g);
+    spk_cuda_launch_gemv(t->cuda, &streamed);
     case_run(t, 1);
     check_gemv_outputs(t, &g);
+    check_same_gemv(t, &g, &streamed);
 }
 
 /* ---- One type at a time, all widths and patterns ---- */
@@ -224,6 +247,22 @@ static const gemv_spec gemv_launches[] = {
     /* Qwen3-30B-A3B */
     { "attention in", 2048, S_ADD2, 0, true, true, ALONE, { { Q4K, 4096, false }, { Q4K, 512, false }, { Q6K, 512, false } } },
     { "router", 2048, S_ADD1, 0, false, true, ALONE, { { F32, 128, false } } },
+    /* what kernels with held weights are for, with rows that are no multiple of a tile's */
+    { "held", 2048, S_NORM, 0, true, false, ALONE, { { Q4K, 97, false }, { Q4K, 5, false }, { F32, 31, false }, { BF16, 2, false } } },
+    { "held, five", 2048, S_ADD2, 0, true, false, ADDED, { { Q5K, 70, false }, { F16, 3, false } } },
+    { "held, six", 2048, S_FACTOR, 0, true, false, IN_PLACE, { { Q6K, 33, false } } },
+    { "held, eight", 2048, S_ADD3, 0, true, false, ALONE, { { Q8, 41, false }, { Q8, 8, false }, { Q8, 1, false } } },
+    { "held, two types", 2048, S_NORM, 0, true, false, ALONE, { { Q4K, 66, false }, { Q4K, 12, false }, { Q6K, 10, false } } },
+    { "held, two types", 2048, S_NORM, 0, true, false, ALONE, { { Q4K, 66, false }, { Q8, 12, false }, { Q8, 10, false } } },
+    { "held, one int8", 2048, S_NORM, 0, false, false, ALONE, { { Q4K, 97, false } } },
+    { "held, one int8", 2048, S_PLAIN, 0, false, false, ADDED, { { Q8, 97, false }, { F32, 2, false } } },
+    { "held pair", 2048, S_ADD1, 0, false, false, ALONE, { { F32, 12, false }, { F32, 1, false }, { Q4K, 90, true } } },
+    { "held pair", 2048, S_NORM, 0, false, false, ALONE, { { BF16, 12, false }, { Q8, 34, true } } },
+    { "held, floats alone", 2048, S_NORM, 0, false, false, ALONE, { { F32, 12, false }, { F16, 3, false } } },
+    { "held, wide", 4096, S_HEADS, 128, true, false, IN_PLACE, { { Q4K, 35, false } } },
+    { "held, wide", 4096, S_PLAIN, 0, true, false, ADDED, { { Q5K, 9, false } } },
+    { "held, wide", 4096, S_NORM, 0, true, false, ALONE, { { Q6K, 18, false }, { Q6K, 1, false } } },
+    { "held, wide", 4096, S_HEADS, 32, true, false, ALONE, { { Q8, 35, false } } },
     /* dense */
     { "ffn up", 4096, S_ADD1, 0, false, true, ALONE, { { Q4K, 9216, true } } },
     { "ffn down", 9216, S_PLAIN, 0, true, true, IN_PLACE, { { Q6K, 4096, false } } },

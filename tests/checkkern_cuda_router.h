@@ -14,8 +14,8 @@ enum { ROUTER_BATCH = 8 };
 
 typedef struct { expert_spec experts; uint32_t case_count, quick_count; } router_spec;
 static const router_spec router_specs[] = {
-    { { "router", 256, 32, 0, 12, 4, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 904, 104 },
-    { { "router", 256, 32, 0, 128, 8, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 904, 48 },
+    { { "router", 256, 32, 0, 12, 4, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 904, 16 },
+    { { "router", 256, 32, 0, 128, 8, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 904, 8 },
     { { "router", 256, 256, 0, 256, 8, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 1504, 0 },
     { { "router", 256, 32, 0, 512, 10, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 904, 0 },
     { { "router", 256, 32, 0, 1024, 64, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 504, 0 },

@@ -4,6 +4,8 @@
 
 #include <time.h>
 
+#include "tests/gpu_attention_case.h"
+
 static double now_s(void) {
     struct timespec t;
     (void)clock_gettime(CLOCK_MONOTONIC, &t);

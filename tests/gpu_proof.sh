@@ -37,9 +37,10 @@ KL_MAX=0.001 TOP1_MIN=0.985             # GPU against ref, mean KL in nats and s
 SAFE_128_MIN=450                        # tok/s of the safe pack at a context of 128
 SAFE_4096_SHARE_MIN=0.9                 # of that at 4,096
 LOAD_S_MAX=1.5                          # a pack from the page cache, verified, and the first token; after CUDA's own start
+ACCOUNT_SHARE_MIN=0.95                  # of a step's time, in the phases that it is taken apart into
 OTHER_MEMORY_MAX=300000000              # bytes on the GPU that are neither weights nor caches and states
 
-switch_names=router,addnorm3,shexp,gdn-conv,gdn-core
+switch_names=router,addnorm3,shexp,gdn-conv,gdn-core,held
 
 # Sizes, smaller to try the script out.
 contexts=128,512,4096,16384,32768 tokens=128 text_tokens=1000000 same_tokens=10000 layers=()
@@ -191,7 +192,7 @@ if wants 1; then
         "$work/small.spk" >"$log" 2>&1
     rc=$?
     if [ "$backend" != cuda ]; then row 1 SKIP "every switch gives the same bits" "needs a GPU"
-    elif [ $rc -eq 0 ]; then row 1 ok "every switch gives the same bits" "tiny-qwen36 fast, six switches"
+    elif [ $rc -eq 0 ]; then row 1 ok "every switch gives the same bits" "tiny-qwen36 fast, seven switches"
     else row 1 FAIL "every switch gives the same bits" "$(tail -n 1 "$log")"; fi
     small_model tests/models/tiny-qwen35-q4_k_m.gguf tests/golden/tiny-qwen35-q4_k_m.json native
     small_model tests/models/tiny-qwen3moe-q4_k_m.gguf tests/golden/tiny-qwen3moe-q4_k_m.json native
@@ -281,6 +282,16 @@ switches() {            # NAME PACK
     else row 3 FAIL "$1: every switch gives the same bits" "$(tail -n 1 "$log")"; fi
 }
 
+account() {             # NAME PACK: where a step's time goes
+    if [ "$backend" != cuda ]; then row 3 SKIP "$1: account of a step" "needs a GPU"; return; fi
+    if ! bench "account of $1" --account --contexts 128,4096 --tokens $tokens --prompt 16 --repeats 3 "$2"; then
+        row 3 FAIL "$1: account of a step" "$(tail -n 1 "$log")"
+        return
+    fi
+    row 3 "$(verdict "$(field sum_s) >= $ACCOUNT_SHARE_MIN * $(field step_s) && $(field sum_s) * $ACCOUNT_SHARE_MIN <= $(field step_s)")" \
+        "$1: account of a step at 128" "$(awk "BEGIN { printf \"phases add up to %.1f us of %.1f\", $(field sum_s) * 1e6, $(field step_s) * 1e6 }")"
+}
+
 full_size() { wants 2 || wants 3 || wants 4; }
 if full_size && ! $python -c 'import numpy' 2>"$log"; then
     row 2 SKIP "full-size models" "python3 has no numpy"
@@ -305,6 +316,7 @@ elif full_size; then
                 row 3 "$(verdict "$at_4096 >= $SAFE_4096_SHARE_MIN * $at_128")" "qwen36 safe: decode at 4096" \
                     "$(awk "BEGIN { printf \"%.1f %% of that at 128, at least %.0f\", 100 * $at_4096 / $at_128, 100 * $SAFE_4096_SHARE_MIN }")"
             fi
+            account "qwen36 safe" "$safe"
             switches "qwen36 safe" "$safe"
         fi
         [ -n "$keep" ] || rm -f "$safe" "$fast"
@@ -315,7 +327,10 @@ elif full_size; then
         native=$work/qwen30-native.spk
         [ -n "$keep" ] || rm -f "$work/qwen30.gguf"
         if wants 2; then layers_against_ref "qwen30 native" "$native"; fi
-        if wants 3; then speed "qwen30 native" "$native"; fi
+        if wants 3; then
+            speed "qwen30 native" "$native"
+            account "qwen30 native" "$native"
+        fi
     fi
 fi
 rm -f "$work/golden" "$work/text" "$work/many" "$work/few"

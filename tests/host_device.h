@@ -69,6 +69,7 @@ static bool has_fault(host_fault_kind fault) { return host_fault == fault; }
 
 typedef union {
     spk_cuda_embed embed;
+    uint32_t *d_step;
     spk_cuda_gemv gemv;
     spk_cuda_gdn gdn;
     spk_cuda_attention attention;
@@ -92,7 +93,7 @@ typedef struct recorded {
 } recorded;
 enum { LAUNCHES_MAX = 1024 };
 struct spk_cuda_step { recorded launches[LAUNCHES_MAX]; uint32_t count; };
-struct spk_cuda { spk_cuda_step *open; };
+struct spk_cuda { spk_cuda_step *open; uint32_t launch_count, launch_limit; recorded left_out; };
 static uint32_t host_run_count;             /* of steps: FAULT_DIFFERS */
 
 spk_status spk_cuda_open(spk_cuda **out, spk_error *err) {
@@ -175,8 +176,12 @@ spk_status spk_cuda_read_bandwidth(spk_cuda *cuda, uint64_t max_bytes, uint32_t 
     (void)cuda, (void)max_bytes, (void)pass_count, (void)out;
     return spk_fail(err, SPK_E_UNSUPPORTED, "not measured on the host");
 }
-spk_status spk_cuda_step_begin(spk_cuda *cuda, spk_error *err) {
+spk_status spk_cuda_step_begin(spk_cuda *cuda, spk_error *err) { return spk_cuda_step_begin_part(cuda, UINT32_MAX, err); }
+uint32_t spk_cuda_launch_count(const spk_cuda *cuda) { return cuda->launch_count; }
+spk_status spk_cuda_step_begin_part(spk_cuda *cuda, uint32_t kernel_limit, spk_error *err) {
     (void)err;
+    cuda->launch_count = 0;
+    cuda->launch_limit = kernel_limit;
     cuda->open = calloc(1, sizeof *cuda->open);
     return cuda->open != NULL ? SPK_OK : SPK_E_MEMORY;
 }
@@ -241,9 +246,16 @@ spk_status spk_cuda_step_run(spk_cuda *cuda, const spk_cuda_step *step, uint32_t
     return SPK_OK;
 }
 static recorded *record(spk_cuda *cuda, void (*run)(const launch_args *)) {
-    recorded *r = &cuda->open->launches[cuda->open->count++ % LAUNCHES_MAX];
+    recorded *r = cuda->launch_count++ < cuda->launch_limit ? &cuda->open->launches[cuda->open->count++ % LAUNCHES_MAX] : &cuda->left_out;
     r->run = run;
     return r;
+}
+static void host_tick(const launch_args *args) { ++*args->d_step; }
+void spk_cuda_launch_tick(spk_cuda *cuda, uint32_t *d_step) {
+    const uint32_t limit = cuda->launch_limit;
+    cuda->launch_limit = UINT32_MAX;
+    record(cuda, host_tick)->args.d_step = d_step;
+    cuda->launch_limit = limit;
 }
 bool spk_cuda_accepts(const spk_matrix *w) { return w->col_count % 32 == 0; }
 

@@ -5,6 +5,7 @@
  */
 #include "tests/host_device.h"
 
+#include "runtime/bench_account.h"
 #include "runtime/runtime.h"
 #include "tests/check.h"
 
@@ -123,9 +124,53 @@ static void test_a_wrong_signal_ends_the_step(void) {
     spk_model_close(model);
 }
 
+/* The phases are all of the step's, their bytes those of a token, and the session is where it was. */
+static void test_an_account_takes_a_step_apart(void) {
+    static const uint32_t tokens[TOKEN_COUNT] = { 17, 900, 3, 3, 1500, 42, 0, 271, 1999, 5, 700, 8 };
+    static const uint32_t kernels[SPK_PHASE_COUNT] = { 1, 6, 6, 2, 2, 8, 8, 8, 8, 0, 1 };      /* six GDN layers and two of attention */
+    spk_error err = { 0 };
+    spk_model *model = NULL;
+    spk_session *session = NULL;
+    spk_account *account = malloc(sizeof *account);
+    const spk_model_options mo = { .backend = SPK_BACKEND_CUDA, .thread_count = 1 };
+    const spk_session_options so = { .context_tokens = TOKEN_COUNT };
+    CHECK_OK(spk_model_open(MODELS[0], &mo, &model, &err), err);
+    CHECK_OK(spk_session_create(model, &so, &session, &err), err);
+    float *straight = malloc(spk_model_vocab_size(model) * sizeof(float)), *taken_apart = malloc(spk_model_vocab_size(model) * sizeof(float));
+    CHECK_OK(spk_session_eval(session, tokens, 8, SPK_LOGITS_LAST, straight, &err), err);
+    spk_session_reset(session);
+    CHECK_OK(spk_session_eval(session, tokens, 5, SPK_LOGITS_NONE, NULL, &err), err);
+    CHECK_OK(spk_session_account(session, 1, account, &err), err);
+    CHECK_OK(spk_session_eval(session, tokens + 5, 3, SPK_LOGITS_LAST, taken_apart, &err), err);
+    CHECK(memcmp(straight, taken_apart, spk_model_vocab_size(model) * sizeof(float)) == 0, "other logits after an account");
+    uint64_t bytes = 0;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < SPK_PHASE_COUNT; i++) {
+        CHECK(account->phases[i].kernel_count == kernels[i], "phase %u has %u kernels, expected %u", i, account->phases[i].kernel_count, kernels[i]);
+        if (i != SPK_PHASE_GDN && i != SPK_PHASE_ATTENTION) bytes += account->phases[i].bytes;
+        count += account->phases[i].kernel_count;
+    }
+    CHECK(count == account->kernel_count, "%u kernels in phases, %u in the step", count, account->kernel_count);
+    CHECK(llabs((long long)bytes - (long long)spk_model_bytes_per_token(model)) < 100000, "%llu bytes in phases, %llu a token", (unsigned long long)bytes,
+          (unsigned long long)spk_model_bytes_per_token(model));
+    char line[SPK_BENCH_ACCOUNT_LINE];
+    const uint32_t lines = spk_bench_account_line_count(account);
+    CHECK(lines == 2 + 10, "%u lines of an account with ten phases", lines);
+    spk_bench_account_line(account, 2, 1, 1e12, line);
+    CHECK(strncmp(line, "GDN in ", 7) == 0, "the second phase is: %s", line);
+    spk_bench_account_line(account, lines - 1, 1, 1e12, line);
+    CHECK(strncmp(line, "sum ", 4) == 0, "the last line is: %s", line);
+    CHECK_OK(spk_session_eval(session, tokens + 8, 4, SPK_LOGITS_NONE, NULL, &err), err);
+    CHECK(spk_session_account(session, 1, account, &err) == SPK_E_LIMIT, "an account of a full context");
+    free(straight), free(taken_apart), free(account);
+    spk_session_destroy(session);
+    spk_model_close(model);
+}
+
 int main(void) {
     RUN(test_a_wrong_signal_ends_the_step);
     RUN(test_every_fusion_gives_the_same_logits);
     RUN(test_a_wrong_kernel_shows);
+    RUN(test_an_account_takes_a_step_apart);
     return CHECK_EXIT();
 }

@@ -163,7 +163,7 @@ static void fusions_go_by_their_names(void) {
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char expected[120];
         CHECK(spk_tool_fusions("--fuse", bad[i].list, &bits, &err) == SPK_E_USAGE, "'%s'", bad[i].list);
-        (void)snprintf(expected, sizeof expected, "--fuse '%s': expected router, addnorm3, shexp, gdn-conv, gdn-core or all", bad[i].word);
+        (void)snprintf(expected, sizeof expected, "--fuse '%s': expected router, addnorm3, shexp, gdn-conv, gdn-core, held or all", bad[i].word);
         CHECK(strcmp(err.text, expected) == 0, "%s", err.text);
     }
     bool is_q8 = false;

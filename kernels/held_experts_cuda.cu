@@ -1,0 +1,259 @@
+/* kernels/held_experts_cuda.cu - routed experts of one token, tiles held in registers.
+ *
+ * Maths      as experts_cuda.cu, of which this is the short form: x of 2048 for gate and up; for down, h in tiles that a warp
+ *            each takes, all of them at once
+ * Bytes      Qwen3.6, Q4_K gate and up, Q5_K down: 9.4 MB and 5.8 MB a layer, plus 0.6 MB of the shared expert
+ * Launch     up: a warp takes a gate and an up tile of one expert.  It selects for itself, only as far as its own rank, and asks for
+ *            its tiles at once; x was prepared while the logits were being made
+ *            down: a CTA takes one row group of all ranks of its part and of the shared expert, a warp one tile, which is on its way
+ *            while up still runs; tiles and then ranks are added in order
+ * Resources  at most 168 registers a thread, and half of an SM's for Q4_K; shared memory for x, or for a warp's own piece of h
+ * Reference  experts_cuda.cu: the same bits (tests/checkkern compares both with spk_kernels)
+ */
+#include <assert.h>
+
+#include "kernels/backend_cuda.cuh"
+#include "kernels/held_cuda.cuh"
+#include "kernels/held_launch_cuda.cuh"
+#include "kernels/rows_cuda.cuh"
+#include "kernels/select_cuda.cuh"
+
+namespace spk {
+namespace {
+
+/* ---- Gate and up ---- */
+
+#ifndef HALF
+#define HALF 2
+#endif
+constexpr uint32_t KB = 8, COUNT = 256 * KB;
+
+struct up_args {
+    spk_cuda_source  source;
+    spk_cuda_routing routing;
+    const uint8_t   *gate, *up;
+    uint64_t         expert_stride;
+    uint32_t         unit_stride, unit_count, row_count;   /* of an expert */
+    float           *h;
+    spk_cuda_signal  inputs_ready, routed_ready;
+    uint32_t        *choice_out;
+    float           *weight_out;
+};
+
+/* The choice as a warp learns it: made from logits, or read. */
+struct routed_warp {
+    const spk_cuda_routing &a;
+    warp_choice             made;
+    __device__ __forceinline__ routed_warp(const spk_cuda_routing &routing) : a(routing) {
+        if (a.logits != nullptr) made.load(a.logits, a.expert_count);
+    }
+    __device__ __forceinline__ uint32_t of_rank(uint32_t rank) { return a.logits != nullptr ? made.of_rank(rank) : __ldcg(a.choice + rank); }
+    /* Lane r tells rank r.  All lanes. */
+    __device__ __forceinline__ void publish(uint32_t *choice, float *weight, const spk_cuda_signal &ready) {
+        const uint32_t lane = threadIdx.x & 31;
+        if (a.logits != nullptr) {
+            made.of_rank(a.used_count - 1);
+            const float w = made.weight(a.used_count);
+            if (lane < a.used_count) {
+                choice[lane] = made.index;
+                weight[lane] = w;
+            }
+        } else if (lane < a.used_count) {
+            choice[lane] = __ldcg(a.choice + lane);
+            weight[lane] = __ldcg(a.weight + lane);
+        }
+        __threadfence();
+        __syncwarp();
+        if (lane == 0) give(ready);
+    }
+};
+
+template <uint32_t TYPES, uint32_t WARPS, bool IS_ONE_ROUND>
+__global__ void __launch_bounds__(32 * WARPS, WARPS == 8 ? HALF : 1) held_up_kernel(const __grid_constant__ up_args a) {
+    chain_release();
+    touch_arguments(a);
+    uint8_t *const memory = ptx::dynamic_shared();      /* x */
+    const input_vector v = carve_int8(memory, COUNT, false);
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const eight norm = a.source.norm_weight != nullptr && threadIdx.x * 8 < COUNT ? load_eight(a.source.norm_weight + threadIdx.x * 8) : zero_eight();
+    if (a.inputs_ready.d_flag == nullptr) chain_wait();
+    else if (threadIdx.x == 0) await(a.inputs_ready);
+    __syncthreads();
+    const float factor = prepare_held<COUNT, 1, 0>(a.source, v, &norm, nullptr, false);
+    chain_wait();
+    routed_warp routed(a.routing);
+    /* The last warp of the last CTA, which has least to do, tells the choice. */
+    if (a.routed_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && warp == WARPS - 1) routed.publish(a.choice_out, a.weight_out, a.routed_ready);
+    const uint32_t job_count = a.routing.used_count * a.unit_count;
+#pragma unroll 1
+    for (uint32_t job = blockIdx.x + gridDim.x * warp; job < job_count; job += gridDim.x * WARPS) {
+        const uint32_t rank = job / a.unit_count, unit = job - rank * a.unit_count;
+        const uint64_t offset = routed.of_rank(rank) * a.expert_stride + (uint64_t)unit * a.unit_stride;
+        held_tile<TYPES> gate, up;
+        gate.load(0, a.gate + offset, lane);
+        up.load(0, a.up + offset, lane);
+        const float g = lanes_sum_of<KB>(gate.template dot<false>(0, v, lane % KB)), u = lanes_sum_of<KB>(up.template dot<false>(0, v, lane % KB));
+        const uint32_t row = unit * (32 / KB) + lane / KB;
+        if (lane % KB == 0 && row < a.row_count) a.h[(size_t)rank * a.row_count + row] = silu(g * factor) * (u * factor);
+        if (IS_ONE_ROUND) break;
+    }
+}
+
+/* ---- Down ---- */
+
+struct down_side {
+    const uint8_t *tiles;                /* NULL: none */
+    const float   *h;                    /* of the first slot; slots are column_count apart */
+    uint32_t       column_count, unit_stride, piece_stride, piece_count, type;
+};
+struct down_args {
+    spk_cuda_routing routing;            /* choice and weight */
+    spk_cuda_signal  routed_ready;
+    down_side        routed, shared;
+    uint64_t         expert_stride;
+    const float     *shared_logit;
+    float           *routed_out[SPK_CUDA_DOWN_PARTS_MAX], *shared_out, *sum_out;
+    const float     *residual;
+    uint32_t         part_count, row_count;
+};
+
+/* Dynamic shared memory: a piece of h for each warp, sums of its rows, weights of ranks. */
+template <uint32_t LANES> __host__ __device__ constexpr uint32_t piece_bytes() { return (int8_bytes(256 * LANES, true) + 15) / 16 * 16; }
+template <uint32_t LANES, uint32_t WARPS> constexpr uint32_t down_shared_bytes() { return WARPS * (piece_bytes<LANES>() + (32 / LANES + 1) * (uint32_t)sizeof(float)); }
+
+/* LANES of a row: a tile has LANES super-blocks of 32 / LANES rows. */
+template <uint32_t TYPES, uint32_t LANES, uint32_t WARPS> __global__ void __launch_bounds__(32 * WARPS, (TYPES & Q8_0) != 0 || LANES == 1 ? 1 : HALF)
+held_down_kernel(const __grid_constant__ down_args a) {
+    chain_release();
+    touch_arguments(a);
+    constexpr uint32_t ROWS = 32 / LANES, COLUMNS = 256 * LANES;
+    uint8_t *const memory = ptx::dynamic_shared();
+    float (*const sums)[ROWS] = (float (*)[ROWS])(memory + WARPS * piece_bytes<LANES>()), *const weights = sums[WARPS];
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = blockIdx.x % a.part_count, group = blockIdx.x / a.part_count;
+    const uint32_t rank0 = a.routing.used_count * part / a.part_count, ranks = a.routing.used_count * (part + 1) / a.part_count - rank0;
+    const bool has_shared = a.shared.tiles != nullptr && part == a.part_count - 1, is_shared = warp >= ranks * a.routed.piece_count;
+    const down_side &side = is_shared ? a.shared : a.routed;
+    const uint32_t tile_at = is_shared ? warp - ranks * a.routed.piece_count : warp, slot = tile_at / side.piece_count, piece = tile_at - slot * side.piece_count;
+    const bool is_there = is_shared ? has_shared && slot == 0 : true;
+    const input_vector v = carve_int8(memory + warp * piece_bytes<LANES>(), COLUMNS, true);
+    held_tile<TYPES> held;
+    const uint8_t *tile = side.tiles + (uint64_t)group * side.unit_stride + (uint64_t)piece * side.piece_stride;
+    if (is_shared && is_there) held.load(side.type, tile, lane);
+    if (a.routed_ready.d_flag == nullptr) chain_wait();
+    else if (lane == 0) await(a.routed_ready);
+    __syncwarp();
+    float weight = 0.0f;
+    if (!is_shared) {
+        tile += __ldcg(a.routing.choice + rank0 + slot) * a.expert_stride;
+        weight = __ldcg(a.routing.weight + rank0 + slot);
+        held.load(side.type, tile, lane);
+    }
+    chain_wait();
+    const float shared_logit = has_shared ? __ldcg(a.shared_logit) : 0.0f;    /* used last: nothing waits for it before */
+    const uint32_t own_row = group * ROWS + threadIdx.x;                      /* of the threads that end the CTA */
+    const float residual = a.sum_out != nullptr && threadIdx.x < ROWS && own_row < a.row_count ? __ldcg(a.residual + own_row) : 0.0f;
+    if (is_there) {
+        prepare_piece(side.h + (size_t)(is_shared ? 0 : rank0 + slot) * side.column_count + piece * COLUMNS, COLUMNS, v);
+        const float sum = lanes_sum_of<LANES>(held.template dot<true>(side.type, v, lane % LANES));
+        if (lane % LANES == 0) sums[warp][lane / LANES] = sum;
+        if (lane == 0 && !is_shared && piece == 0) weights[slot] = weight;
+    }
+    __syncthreads();
+    if (threadIdx.x >= ROWS || own_row >= a.row_count) return;
+    float routed = 0.0f;
+    uint32_t at = 0;
+    for (uint32_t r = 0; r < ranks; r++) {
+        float sum = 0.0f;
+        for (uint32_t p = 0; p < a.routed.piece_count; p++) sum += sums[at++][threadIdx.x];
+        routed = fmaf(weights[r], sum, routed);
+    }
+    float shared = 0.0f;
+    if (has_shared) {
+        for (uint32_t p = 0; p < a.shared.piece_count; p++) shared += sums[at++][threadIdx.x];
+        shared = __fmul_rn(sigmoid(shared_logit), shared);
+    }
+    if (a.sum_out != nullptr) {
+        a.sum_out[own_row] = has_shared ? residual + routed + shared : residual + routed;
+        return;
+    }
+    a.routed_out[part][own_row] = routed;
+    if (has_shared) a.shared_out[own_row] = shared;
+}
+
+/* ---- The launches ---- */
+
+struct up_kernel {
+    uint32_t type, warps;
+    bool     is_one_round;               /* of jobs */
+    void   (*kernel)(up_args);
+};
+template <uint32_t TYPE, uint32_t WARPS, bool IS_ONE_ROUND> constexpr up_kernel up_row() {
+    return { TYPE, WARPS, IS_ONE_ROUND, held_up_kernel<1u << TYPE, WARPS, IS_ONE_ROUND> };
+}
+/* The first row that fits is taken. */
+const up_kernel UP_KERNELS[] = { up_row<SPK_TYPE_Q4_K, 8, true>(), up_row<SPK_TYPE_Q4_K, 12, false>(), up_row<SPK_TYPE_Q5_K, 12, false>() };
+
+struct down_kernel {
+    uint32_t types, lanes, warps, shared_bytes;      /* warps: at most */
+    void   (*kernel)(down_args);
+};
+template <uint32_t TYPES, uint32_t LANES, uint32_t WARPS> constexpr down_kernel row() { return { TYPES, LANES, WARPS, down_shared_bytes<LANES, WARPS>(), held_down_kernel<TYPES, LANES, WARPS> }; }
+/* The first row that fits is taken. */
+const down_kernel DOWN_KERNELS[] = {
+    row<Q4_K, 2, 9>(), row<Q4_K | Q5_K, 2, 9>(), row<Q4_K | Q6_K, 2, 9>(), row<Q4_K | Q8_0, 2, 9>(), row<Q5_K | Q8_0, 2, 9>(),
+    row<Q6_K | Q8_0, 2, 9>(), row<Q4_K, 1, 12>(), row<Q6_K, 1, 12>(),
+};
+
+down_side side_of(const row_matrix &m, const float *h, uint64_t column_count) {
+    return { m.data, h, (uint32_t)column_count, (uint32_t)m.unit_stride, m.piece_stride, m.piece_count, m.type };
+}
+
+} // namespace
+
+bool launch_held_experts_up(spk_cuda *cuda, const spk_cuda_experts_up *args) {
+    if (args->is_streamed || args->gate.layout != SPK_LAYOUT_T32 || args->source.count != COUNT || args->source.has_rest) return false;
+    if (args->routing.expert_count > WARP_EXPERTS_MAX || args->routing.used_count > WARP_USED_MAX) return false;
+    const row_matrix gate = make_row_matrix(args->gate);
+    const up_args a = { args->source, args->routing, gate.data, args->up.data, args->expert_stride_bytes, (uint32_t)gate.unit_stride, gate.unit_count,
+                        gate.row_count, args->h, args->inputs_ready, args->routed_ready, args->choice_out, args->weight_out };
+    const uint32_t jobs = args->routing.used_count * gate.unit_count, ctas = std::min(jobs, cuda->sm_count);
+    for (const up_kernel &k : UP_KERNELS) {
+        if (k.type != gate.type || (k.is_one_round && jobs > k.warps * ctas)) continue;
+        launch(cuda, k.kernel, ctas, 32 * k.warps, int8_bytes(COUNT, false), a, "experts up, held");
+        return true;
+    }
+    return false;
+}
+
+bool launch_held_experts_down(spk_cuda *cuda, const spk_cuda_experts_down *args) {
+    if (args->is_streamed || args->routing.logits != nullptr || args->down.layout != SPK_LAYOUT_T32) return false;
+    const bool has_shared = args->shared_down.data != nullptr;
+    if (has_shared && args->shared_down.layout != SPK_LAYOUT_T32) return false;
+    const row_matrix routed = make_row_matrix(args->down), shared = has_shared ? make_row_matrix(args->shared_down) : row_matrix{};
+    if (has_shared && shared.lanes_per_row != routed.lanes_per_row) return false;
+    down_args a = {};
+    a.routing = args->routing;
+    a.routed_ready = args->routed_ready;
+    a.routed = side_of(routed, args->h, args->down.col_count);
+    a.shared.piece_count = 1;            /* of none: nothing is divided by zero */
+    if (has_shared) a.shared = side_of(shared, args->shared_h, args->shared_down.col_count);
+    a.expert_stride = args->expert_stride_bytes;
+    a.shared_logit = args->shared_logit;
+    for (int p = 0; p < SPK_CUDA_DOWN_PARTS_MAX; p++) a.routed_out[p] = args->routed[p];
+    a.shared_out = args->shared;
+    a.sum_out = args->sum;
+    a.residual = args->residual;
+    a.part_count = spk_cuda_experts_down_parts(cuda, &args->down, args->routing.used_count);
+    a.row_count = routed.row_count;
+    const uint32_t ranks = (args->routing.used_count + a.part_count - 1) / a.part_count;
+    const uint32_t warps = ranks * routed.piece_count + (has_shared ? shared.piece_count : 0);
+    const uint32_t types = 1u << routed.type | (has_shared ? 1u << shared.type : 0);
+    for (const down_kernel &k : DOWN_KERNELS) {
+        if ((types & ~k.types) != 0 || k.lanes != routed.lanes_per_row || warps > k.warps) continue;
+        launch(cuda, k.kernel, routed.unit_count * a.part_count, 32 * warps, k.shared_bytes, a, "experts down, held");
+        return true;
+    }
+    return false;
+}
+
+} // namespace spk

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# tests/emulator/faults.sh DIR - the emulated GPU finds what it is for: one mistake at a time in a copy of the kernels, which the
+# program must not pass.  DIR is build/emulate.  Prints `ok` or `FAIL` for each.
+set -u
+dir=$1
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+status=0
+flags="-std=c++17 -O1 -g -D_GNU_SOURCE -Itests/emulator/include -I$tree -I. -ffp-contract=off -pthread -x c++ -fno-strict-aliasing -w"
+
+# plant NAME FILE PERL UNIT VARIANT SEED SAYS PROGRAM...: the program must fail, and say SAYS (a regular expression).
+plant() {
+    local name=$1 file=$2 edit=$3 unit=$4 variant=$5 seed=$6 says=$7 program=$8 arch=900 more=
+    shift 8
+    case $variant in 80) arch=800 ;; races) more="-DSPK_EMULATOR_RACES -fsanitize=thread" ;; esac
+    rm -rf "$tree/kernels"
+    cp -r kernels "$tree/"
+    rm "$tree/kernels/ptx_cuda.cuh"
+    perl -0pi -e "$edit" "$tree/kernels/$file"
+    if cmp -s "kernels/$file" "$tree/kernels/$file"; then echo "FAIL fault '$name' is not planted"; status=1; return; fi
+    # shellcheck disable=SC2086
+    if ! { ${CXX:-g++} $flags -D__CUDA_ARCH__=$arch $more -c -o "$tree/unit.o" "$tree/kernels/$unit.cu" &&
+           ${CXX:-g++} -o "$tree/program" "$tree/unit.o" "$dir/../obj/tests/$program.o" "$dir/$variant/libspk.a" \
+               -lzstd -lxxhash -lpcre2-8 -lcjson -lm -lpthread -ldl; } >"$tree/log" 2>&1; then
+        echo "FAIL fault '$name' does not build"; sed 's/^/  /' "$tree/log" | head -n 5; status=1; return
+    fi
+    SPK_EMULATOR_SEED=$seed SPK_EMULATOR_SMS=4 timeout 300 "$tree/program" "$@" >"$tree/log" 2>&1 &
+    local pid=$!
+    while kill -0 $pid 2>/dev/null && ! grep -qE -- "$says" "$tree/log"; do sleep 0.2; done     # the first words are enough
+    kill $pid 2>/dev/null
+    wait $pid 2>/dev/null
+    if grep -qE -- "$says" "$tree/log"; then echo "ok fault '$name': $(grep -m1 -oE -- "$says" "$tree/log")"
+    else echo "FAIL fault '$name' is not found"; tail -n 4 "$tree/log" | sed 's/^/  /'; status=1; fi
+}
+kernels=(checkkern --cuda --quick)
+attention=(gpu_attention --max-context 70)
+
+plant "no barrier after the input vector" input_cuda.cuh 's/    __syncthreads\(\);\n    if \(!has_norm\)/    if (!has_norm)/' gemv_cuda 90 0 'row\[0\]: got' "${kernels[@]}"
+plant "no barrier after the input vector, as a race" input_cuda.cuh 's/    __syncthreads\(\);\n    if \(!has_norm\)/    if (!has_norm)/' gemv_cuda races 1 'race: .*' "${kernels[@]}"
+plant "a ring that is not waited for" rows_cuda.cuh 's/ +ring\.wait\(stage\);\n//' gemv_cuda 90 0 'row\[[0-9]+\]: got|under way' "${kernels[@]}"
+plant "a ring that is not waited for, sm_80" ring_cuda.cuh 's/ptx::cp_async_wait_group<.>\(\);/;/g' gemv_cuda 80 0 'row\[[0-9]+\]: got|under way' "${kernels[@]}"
+plant "a stage filled before all lanes have read it" rows_cuda.cuh 's/__syncwarp\(\);\n( +fill\(stage\);)/\n$1/' gemv_cuda races 0 'race: .*' "${kernels[@]}"
+plant "16 bytes too many are expected" ring_cuda.cuh 's/size_bytes \* piece_count\);/size_bytes * piece_count + 16);/' gemv_cuda 90 0 'mbarrier: .*' "${kernels[@]}"
+plant "shared memory that is too small" gemv_cuda.cu 's/return fixed \+ a\.warps \* a\.stage_count \* a\.stage_bytes;/return fixed + a.warps * a.stage_count * a.stage_bytes - 256;/' gemv_cuda 90 0 'outside of .*|is not in the CTA.*' "${kernels[@]}"
+plant "the next plane of a tile" tile_cuda.cuh 's/QS \+ 2 \* c \+ h, lane/QS + 2 * c + h + 1, lane/' gemv_cuda 90 0 'row\[[0-9]+\]: got' "${kernels[@]}"
+plant "one tile too far" rows_cuda.cuh 's/\(size_t\)fill_piece \* shape/(size_t)(fill_piece + 1) * shape/' gemv_cuda 90 0 'row\[[0-9]+\]: got|of an allocation' "${kernels[@]}"
+plant "riders that have not arrived" input_cuda.cuh 's/if \(riders\.count > 0\) riders\.arrive\(\);//' gemv_cuda 90 0 'row\[[0-9]+\]: got|under way' "${kernels[@]}"
+plant "a key that is not cleared" gemv_cuda.cu 's/if \(threadIdx\.x == 0\) best = 0;//' gemv_cuda 90 0 'greedy .*' "${kernels[@]}"
+plant "a lane that is not at the barrier" select_cuda.cuh 's/    __syncwarp\(\);\n\}/    if (lane != 3) __syncwarp();\n}/' experts_cuda 90 0 'lanes? .*|everybody waits' "${kernels[@]}"
+plant "a thread that leaves before a shuffle" gdn_cuda.cu 's/(const head_gates gate = gates_of\(alpha, beta, a, dt\);)/$1 if (threadIdx.x == 70) return;/' gdn_cuda 90 0 'lanes .*|ends while .*' "${kernels[@]}"
+plant "an input that is read before the wait" gdn_cuda.cu 's/    chain_wait\(\);\n(    const float alpha)/$1/' gdn_cuda 90 1 'out\[[0-9]+\]: got|gdn [^\]]*' "${kernels[@]}"
+plant "a signal that is not awaited" experts_cuda.cu 's/else if \(lane == 0 && warp == 0\) await\(a\.routed_ready\);//' experts_cuda 90 1 'experts? [^\]]*|belongs to nobody|of an allocation|no device memory' "${kernels[@]}"
+plant "a wrong lane of a matrix" attention_cache_cuda.cuh 's/row = lane % 16, high = lane \/ 16;\n        if/row = lane % 16, high = lane \/ 8 % 2;\n        if/' attention_cuda 90 0 'off by|out ' "${attention[@]}"
+plant "a wrong half of a product" attention_cuda.cu 's/multiply_add\(high\[m\], a\[m\], w\.x, w\.y\)/multiply_add(high[m], a[m], w.y, w.x)/' attention_cuda 90 0 'off by|out ' "${attention[@]}"
+plant "weights that not all warps have written" attention_cuda.cu 's/(make_uint4\(high\[0\], high\[1\], low\[0\], low\[1\]\);)\n        __syncthreads\(\);/$1/' attention_cuda races 0 'race: .*' "${attention[@]}"
+plant "a cluster that may not have started" sample_cuda.cu 's/c\.wait_for_start\(\);//' sample_cuda 90 0 'may not run yet|twice without' gpu_sample --quick
+plant "a histogram that others still write" sample_cuda.cu 's/(merge\(u64 \*weights, uint32_t \*counts, uint32_t n\) const \{\n        )c\.sync\(\);/$1/' sample_cuda 90 1 'differ' gpu_sample --quick
+exit $status
