@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -143,6 +144,24 @@ void spk_cli_progress_show(void *context, uint64_t done_bytes, uint64_t total_by
 void spk_cli_progress_end(spk_cli_progress *progress) {
     if (progress->last_s > 0) fprintf(stderr, "\r\033[K");
     progress->start_s = progress->last_s = 0;
+}
+
+static const char *guarded_tool;
+static void (*guard_clean_up)(void);
+
+static void input_was_cut(int signal_number) {
+    static const char text[] = ": an input file was cut short, or could not be read, while it was in use (bus error)\n";
+    (void)signal_number;
+    if (guard_clean_up != NULL) guard_clean_up();
+    ssize_t said = write(STDERR_FILENO, guarded_tool, strlen(guarded_tool));
+    if (said >= 0) said = write(STDERR_FILENO, text, sizeof text - 1);
+    _exit(SPK_EXIT_FAILED);
+}
+
+void spk_cli_guard_inputs(const char *tool, void (*clean_up)(void)) {
+    guarded_tool = tool;
+    guard_clean_up = clean_up;
+    (void)signal(SIGBUS, input_was_cut);
 }
 
 int spk_cli_finish(const char *tool, int exit_status) {

@@ -51,6 +51,10 @@ double spk_cli_now_s(void);                              /* monotonic clock */
  * U+FFFD, since JSON must be UTF-8.  NULL when out of memory, which cJSON_AddItemTo... takes as nothing. */
 cJSON *spk_cli_json_string(const char *text);
 
+/* An input is mapped, and touching a part of it that somebody has cut off meanwhile raises SIGBUS: from now on that ends the
+ * program with a message and exit status 1, after clean_up (async-signal-safe; NULL: none). */
+void spk_cli_guard_inputs(const char *tool, void (*clean_up)(void));
+
 /* Flushes stdout and makes a write error (full disk, closed pipe) a failure, with a message unless exit_status says
  * that there was one already: the last call of a main(). */
 int spk_cli_finish(const char *tool, int exit_status);

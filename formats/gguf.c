@@ -225,6 +225,23 @@ uint64_t spk_gguf_part_bytes(const spk_gguf *gguf, uint32_t part_index) {
     return gguf->parts[part_index].size_bytes;
 }
 
+spk_gguf_stamp spk_gguf_part_stamp(const spk_gguf *gguf, uint32_t part_index) {
+    assert(part_index < gguf->part_count);
+    return gguf->parts[part_index].stamp;
+}
+
+spk_status spk_gguf_check_unchanged(const spk_gguf *gguf, spk_error *err) {
+    for (uint32_t i = 0; i < gguf->part_count; i++) {
+        const spk_gguf_part *part = &gguf->parts[i];
+        spk_gguf_stamp now;
+        SPK_TRY(spk_gguf_part_look(part, &now, err));
+        if (memcmp(&now, &part->stamp, sizeof now) != 0)
+            return spk_fail(err, SPK_E_IO, "%s: was changed while it was read (%" PRIu64 " bytes, %" PRIu64
+                            " when it was opened)", part->path, now.size_bytes, part->stamp.size_bytes);
+    }
+    return SPK_OK;
+}
+
 spk_status spk_gguf_read(const spk_gguf *gguf, uint32_t part_index, uint64_t offset_bytes, uint64_t size_bytes,
                          void *out, spk_error *err) {
     assert(part_index < gguf->part_count);

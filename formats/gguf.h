@@ -51,6 +51,14 @@ uint32_t    spk_gguf_part_count(const spk_gguf *gguf);
 const char *spk_gguf_part_path(const spk_gguf *gguf, uint32_t part_index);
 uint64_t    spk_gguf_part_bytes(const spk_gguf *gguf, uint32_t part_index);
 
+/* What shows, without reading it, that a file is the one that was opened, and as it was then. */
+typedef struct {
+    uint64_t device, inode, size_bytes, modified_s, modified_ns;
+} spk_gguf_stamp;
+spk_gguf_stamp spk_gguf_part_stamp(const spk_gguf *gguf, uint32_t part_index);   /* when it was opened */
+/* SPK_E_IO, naming the part, if one has another size or time of change than when it was opened. */
+SPK_MUST_CHECK spk_status spk_gguf_check_unchanged(const spk_gguf *gguf, spk_error *err);
+
 /* Copy bytes [offset, offset + size) of a part into `out` with pread: the converter's way to read, since it
  * holds no mapped pages and a file that shrank is an error here, not a signal.  Thread-safe. */
 SPK_MUST_CHECK spk_status spk_gguf_read(const spk_gguf *gguf, uint32_t part_index, uint64_t offset_bytes,

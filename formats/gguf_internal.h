@@ -16,6 +16,7 @@ typedef struct {
     int              fd;
     const uint8_t   *bytes;              /* mapped; NULL: not open */
     uint64_t         size_bytes;
+    spk_gguf_stamp   stamp;
     uint32_t         version;
     uint64_t         alignment_bytes;
     spk_kv_set       kvs;
@@ -25,6 +26,7 @@ typedef struct {
 
 /* Map and check one file by itself; its tensors' names may still be duplicates. */
 SPK_MUST_CHECK spk_status spk_gguf_part_open(const char *path, spk_gguf_part *out, spk_error *err);
+SPK_MUST_CHECK spk_status spk_gguf_part_look(const spk_gguf_part *part, spk_gguf_stamp *out, spk_error *err);
 void spk_gguf_part_close(spk_gguf_part *part);           /* safe on a zeroed part */
 
 /* The rules below hold for what is read and for what is written; `where` names the file in messages. */

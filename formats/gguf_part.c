@@ -22,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "formats/blocks.h"
 #include "formats/cursor_internal.h"
@@ -116,8 +117,17 @@ spk_status spk_gguf_check_shape(const spk_gguf_tensor_spec *tensor, const char *
 
 /* ---- opening and header ---- */
 
+spk_status spk_gguf_part_look(const spk_gguf_part *part, spk_gguf_stamp *out, spk_error *err) {
+    struct stat info;
+    if (fstat(part->fd, &info) != 0) return spk_fail(err, SPK_E_IO, "%s: %s", part->path, strerror(errno));
+    *out = (spk_gguf_stamp){ info.st_dev, info.st_ino, (uint64_t)info.st_size, (uint64_t)info.st_mtim.tv_sec,
+                             (uint64_t)info.st_mtim.tv_nsec };
+    return SPK_OK;
+}
+
 static spk_status map_file(const char *path, spk_gguf_part *part, spk_error *err) {
     SPK_TRY(spk_infile_open(path, "a GGUF file", &part->fd, &part->size_bytes, err));
+    SPK_TRY(spk_gguf_part_look(part, &part->stamp, err));
     if (part->size_bytes == 0) return spk_fail(err, SPK_E_MAGIC, "%s: is empty (0 bytes), expected a GGUF file", path);
     void *mapped = mmap(NULL, part->size_bytes, PROT_READ, MAP_PRIVATE, part->fd, 0);
     if (mapped == MAP_FAILED) return spk_fail(err, SPK_E_IO, "%s: cannot map: %s", path, strerror(errno));

@@ -9,6 +9,7 @@
 #include "formats/pool.h"
 #include "formats/spk_internal.h"
 #include "formats/version.h"
+#include "requant/repair.h"
 
 #define TOOL "spk-info"
 
@@ -21,6 +22,8 @@ static const char help[] =
     "  --tensors           a line for each tensor\n"
     "  --verify            check every chunk of weights against its checksum (packs only)\n"
     "  --threads N         threads of --verify [all CPUs]\n"
+    "  --repair SOURCE.gguf   make damaged chunks again, from the file that the pack was made from, and write them in place;\n"
+    "                      with --imatrix, --calibration and --source-weights FILE where the pack was made with such\n"
     "  --json              the result as JSON on stdout, the recipe's text included\n"
     "  -h, --help          this text\n"
     "  -V, --version       program and format version\n"
@@ -30,6 +33,7 @@ static const char help[] =
 
 typedef struct {
     const char *path;
+    const char *source_path, *imatrix_path, *calibration_path, *weights_path;   /* of --repair; source_path NULL: not asked for */
     uint64_t    thread_count;
     bool        is_tensors, is_verify, is_json;
 } arguments;
@@ -46,6 +50,7 @@ typedef struct {
     spk_error         no_model;          /* why a GGUF file is no model that spk runs; else status SPK_OK */
     uint64_t          verified_bytes, verified_chunks;
     double            verify_s;
+    spk_repair_result repaired;
 } subject;
 
 /* ---- Opening ---- */
@@ -85,6 +90,32 @@ static spk_status open_subject(subject *s, spk_error *err) {
     status = spk_gguf_open(path, &s->gguf, err);
     if (status == SPK_OK) return look_at_gguf(s, err);
     return status != SPK_E_MAGIC ? status : spk_fail(err, status, "%s: is neither a .spk pack nor a GGUF file", path);
+}
+
+/* Before the pack is opened for all else. */
+static spk_status repair(subject *s, spk_error *err) {
+    const arguments *args = s->args;
+    spk_gguf *source = NULL, *weights = NULL;
+    spk_imatrix *imatrix = NULL;
+    spk_calibration *calibration = NULL;
+    spk_cli_progress progress = { .what = "repairing" };
+    spk_status status = spk_gguf_open(args->source_path, &source, err);
+    if (status == SPK_OK && args->weights_path != NULL) status = spk_gguf_open(args->weights_path, &weights, err);
+    if (status == SPK_OK && args->imatrix_path != NULL) status = spk_imatrix_open(args->imatrix_path, &imatrix, err);
+    if (status == SPK_OK && args->calibration_path != NULL)
+        status = spk_calibration_open(args->calibration_path, &calibration, err);
+    spk_repair_options options = { .source = source, .weights = weights, .imatrix = imatrix, .calibration = calibration,
+                                   .progress = spk_cli_progress_show, .progress_context = &progress };
+    if (status == SPK_OK) status = spk_repair(args->path, &options, &s->repaired, err);
+    spk_cli_progress_end(&progress);
+    if (status == SPK_E_MISMATCH && s->repaired.damaged_count > 0)
+        fprintf(stderr, TOOL ": %" PRIu64 " of %" PRIu64 " damaged chunks were repaired\n", s->repaired.repaired_count,
+                s->repaired.damaged_count);
+    spk_calibration_close(calibration);
+    spk_imatrix_close(imatrix);
+    spk_gguf_close(weights);
+    spk_gguf_close(source);
+    return status;
 }
 
 static spk_status verify(subject *s, spk_error *err) {
@@ -202,6 +233,9 @@ static void print_text(const subject *s) {
         printf("tensors\n");
         for (uint64_t i = 0; i < s->tensor_count; i++) print_tensor(s, &s->tensors[i]);
     }
+    if (s->args->source_path != NULL)
+        printf("repaired   %" PRIu64 " damaged chunks (%" PRIu64 " bytes)\n", s->repaired.repaired_count,
+               s->repaired.repaired_bytes);
     if (s->args->is_verify)
         printf("verified %" PRIu64 " bytes in %" PRIu64 " chunks at %.2f GB/s\n", s->verified_bytes, s->verified_chunks,
                gigabytes_per_second(s));
@@ -319,6 +353,11 @@ static bool print_json(const subject *s) {
     add_number(root, "metadata_entries", (is_pack ? spk_pack_kvs(s->pack) : spk_gguf_kvs(s->gguf))->count);
     add_types(root, s);
     if (s->args->is_tensors) add_tensors(root, s);
+    if (s->args->source_path != NULL) {
+        cJSON *repaired = cJSON_AddObjectToObject(root, "repaired");
+        add_number(repaired, "chunks", s->repaired.repaired_count);
+        add_number(repaired, "bytes", s->repaired.repaired_bytes);
+    }
     if (s->args->is_verify) {
         cJSON *verified = cJSON_AddObjectToObject(root, "verified");
         add_number(verified, "bytes", s->verified_bytes);
@@ -338,7 +377,7 @@ static int run(const arguments *args) {
     subject s = { .args = args };
     spk_error err;
     int exit_status = SPK_EXIT_DONE;
-    if (open_subject(&s, &err) != SPK_OK || (args->is_verify && verify(&s, &err) != SPK_OK)) {
+    if ((args->source_path != NULL && repair(&s, &err) != SPK_OK) || open_subject(&s, &err) != SPK_OK || (args->is_verify && verify(&s, &err) != SPK_OK)) {
         exit_status = spk_cli_fail(TOOL, &err);
     } else if (!args->is_json) {
         print_text(&s);
@@ -353,10 +392,12 @@ static int run(const arguments *args) {
 }
 
 int main(int argc, char **argv) {
-    enum { OPT_TENSORS = 256, OPT_VERIFY, OPT_THREADS, OPT_JSON };
+    enum { OPT_TENSORS = 256, OPT_VERIFY, OPT_THREADS, OPT_JSON, OPT_REPAIR, OPT_IMATRIX, OPT_CALIBRATION, OPT_WEIGHTS };
     static const struct option long_options[] = {
         { "tensors", no_argument, NULL, OPT_TENSORS },       { "verify", no_argument, NULL, OPT_VERIFY },
         { "threads", required_argument, NULL, OPT_THREADS }, { "json", no_argument, NULL, OPT_JSON },
+        { "repair", required_argument, NULL, OPT_REPAIR },   { "imatrix", required_argument, NULL, OPT_IMATRIX },
+        { "source-weights", required_argument, NULL, OPT_WEIGHTS }, { "calibration", required_argument, NULL, OPT_CALIBRATION },
         { "help", no_argument, NULL, 'h' },                  { "version", no_argument, NULL, 'V' },
         { NULL, 0, NULL, 0 },
     };
@@ -372,6 +413,10 @@ int main(int argc, char **argv) {
                 return spk_cli_usage(TOOL, "%s", err.text);
             break;
         case OPT_JSON:    args.is_json = true; break;
+        case OPT_REPAIR:  args.source_path = optarg; break;
+        case OPT_IMATRIX: args.imatrix_path = optarg; break;
+        case OPT_WEIGHTS: args.weights_path = optarg; break;
+        case OPT_CALIBRATION: args.calibration_path = optarg; break;
         case 'h':         fputs(help, stdout); return spk_cli_finish(TOOL, SPK_EXIT_DONE);
         case 'V':
             printf(TOOL " " SPK_VERSION_TEXT ", reads .spk %d.%d\n", SPK_VERSION_MAJOR, SPK_VERSION_MINOR);
@@ -379,7 +424,10 @@ int main(int argc, char **argv) {
         default:          return spk_cli_usage(TOOL, "%s", err.text);
         }
     }
+    spk_cli_guard_inputs(TOOL, NULL);
     if (argc - optind != 1) return spk_cli_usage(TOOL, "expected one FILE, found %d", argc - optind);
+    if (args.source_path == NULL && (args.imatrix_path != NULL || args.calibration_path != NULL || args.weights_path != NULL))
+        return spk_cli_usage(TOOL, "--imatrix, --calibration and --source-weights are for --repair");
     args.path = argv[optind];
     return run(&args);
 }

@@ -1,8 +1,10 @@
 /* formats/outfile.c - see outfile.h.
  *
- * PATH may be a symbolic link: the file it points to is replaced, so that the link stays.  The temporary name is short
- * and not made from PATH's, which may have all the length that a name can have.  A newcomer's trap: the rename alone
- * does not make a file durable; its bytes must be synced before, and the directory after.
+ * PATH may be a symbolic link: the file it points to is replaced, so that the link stays.  The temporary name is short,
+ * since PATH's may have all the length that a name can have, and always the same for a name, so that two writers of one
+ * path meet there: whoever has the lock writes, the other is refused.  A newcomer's traps: the rename alone does not make
+ * a file durable, its bytes must be synced before and the directory after; and a lock is on a file, not on its name, so
+ * the name must still lead to the file once it is locked.
  */
 #include "formats/outfile.h"
 
@@ -10,22 +12,29 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
+#include "formats/digest.h"
 
-enum { TEMP_TRY_COUNT = 1000 };     /* names of this process that runs that died may have left */
+enum { TEMP_TRY_COUNT = 16 };       /* times that the name may change hands while we look at it */
 
 struct spk_outfile {
     int         fd;
     int         direct_fd;          /* the same file past the page cache; -1 where the file system has no such thing */
     bool        replace, has_old;
+    bool        keeps;              /* what an earlier run left in the temporary file */
+    uint64_t    expected_bytes;
     struct stat old;                /* what is replaced, if there is something */
     char       *path;               /* where the file goes, links resolved */
     char       *temp_path;
@@ -48,11 +57,15 @@ static void enter_signal_slot(spk_outfile *file) {
     }
 }
 
-static void remove_and_end(int signal_number) {
+void spk_outfile_remove_all(void) {
     for (int slot = 0; slot < SIGNAL_SLOT_COUNT; slot++) {
         char *path = atomic_exchange(&temp_paths[slot], NULL);
         if (path != NULL) (void)unlink(path);
     }
+}
+
+static void remove_and_end(int signal_number) {
+    spk_outfile_remove_all();
     (void)raise(signal_number);     /* the default action by now: SA_RESETHAND */
 }
 
@@ -113,68 +126,130 @@ static void take_over_permissions(spk_outfile *file) {
     (void)fchmod(file->fd, file->old.st_mode & 0777);    /* what the umask took away */
 }
 
-/* Creates the file and enters it for removal, with no signal to this thread in between. */
-static int open_temp(spk_outfile *file, mode_t mode) {
-    sigset_t all, before;
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_BLOCK, &all, &before);
-    int fd = open(file->temp_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode), code = errno;
-    if (fd >= 0) enter_signal_slot(file);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    errno = code;
-    return fd;
+/* ".spk-" and half a digest of PATH's name, beside it. */
+static spk_status name_temp(spk_outfile *file, spk_error *err) {
+    const char *slash = strrchr(file->path, '/'), *name = slash == NULL ? file->path : slash + 1;
+    spk_digest  digest = spk_digest_of(name, strlen(name));
+    char        text[33];
+    spk_digest_text(&digest, text);
+    if (asprintf(&file->temp_path, "%.*s.spk-%.16s", (int)(name - file->path), file->path, text) >= 0) return SPK_OK;
+    file->temp_path = NULL;
+    return out_of_memory(file->path, err);
 }
 
-static spk_status create_temp(spk_outfile *file, spk_error *err) {
-    const char *slash = strrchr(file->path, '/');
-    int         folder_bytes = slash == NULL ? 0 : (int)(slash + 1 - file->path);
-    mode_t      mode = file->has_old ? file->old.st_mode & 0777 : 0666;
-    for (int number = 0; number < TEMP_TRY_COUNT; number++) {
-        free(file->temp_path);
-        if (asprintf(&file->temp_path, "%.*s.spk-%ld-%d", folder_bytes, file->path, (long)getpid(), number) < 0) {
-            file->temp_path = NULL;
-            return out_of_memory(file->path, err);
-        }
-        file->fd = open_temp(file, mode);
-        if (file->fd >= 0 || errno != EEXIST) break;
+/* A temporary file that was there: ours, and no other name for somebody else's. */
+static spk_status check_left_over(const spk_outfile *file, const struct stat *info, spk_error *err) {
+    bool is_ours = info->st_uid == geteuid() || (file->has_old && info->st_uid == file->old.st_uid);
+    if (S_ISREG(info->st_mode) && info->st_nlink == 1 && is_ours) return SPK_OK;
+    return spk_fail(err, SPK_E_IO, "%s: %s is in the way: it is not an unfinished file of this user; please remove it",
+                    file->path, file->temp_path);
+}
+
+/* One attempt: file->fd is the locked temporary file, or -1 where the name changed hands meanwhile. */
+static spk_status take_temp(spk_outfile *file, mode_t mode, spk_error *err) {
+    struct stat info, named;
+    int  fd = open(file->temp_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    bool is_new = fd >= 0, was_there = !is_new && errno == EEXIST;
+    if (was_there) fd = open(file->temp_path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0 && was_there && errno == ENOENT) return SPK_OK;
+    if (fd < 0)
+        return spk_fail(err, SPK_E_IO, "%s: cannot create the temporary file %s: %s", file->path, file->temp_path,
+                        strerror(errno));
+    spk_status status = SPK_OK;
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)     /* other errors: a file system without locks */
+        status = spk_fail(err, SPK_E_EXISTS, "%s: is being written already (%s is locked)", file->path,
+                          file->temp_path);
+    else if (fstat(fd, &info) != 0)
+        status = spk_fail(err, SPK_E_IO, "%s: %s: %s", file->path, file->temp_path, strerror(errno));
+    bool is_there = status == SPK_OK && lstat(file->temp_path, &named) == 0 && named.st_dev == info.st_dev &&
+                    named.st_ino == info.st_ino;
+    if (is_there && !is_new) status = check_left_over(file, &info, err);
+    if (status == SPK_OK && is_there && (is_new || file->keeps)) {
+        file->fd = fd;
+        enter_signal_slot(file);
+        return SPK_OK;
     }
-    if (file->fd < 0)
-        return spk_fail(err, SPK_E_IO, "%s: cannot create a temporary file beside it: %s", file->path, strerror(errno));
+    /* What a run that was killed left goes, to start clean; so does what we have made ourselves and cannot use. */
+    if (is_new || (is_there && status == SPK_OK)) (void)unlink(file->temp_path);
+    (void)close(fd);
+    return status;
+}
+
+/* No signal to this thread comes between a file's creation and its entry for removal. */
+static spk_status create_temp(spk_outfile *file, spk_error *err) {
+    sigset_t all, before;
+    mode_t   mode = file->has_old ? file->old.st_mode & 0777 : 0666;
+    SPK_TRY(name_temp(file, err));
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_BLOCK, &all, &before);
+    spk_status status = SPK_OK;
+    for (int attempt = 0; attempt < TEMP_TRY_COUNT && status == SPK_OK && file->fd < 0; attempt++)
+        status = take_temp(file, mode, err);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (status == SPK_OK && file->fd < 0)
+        status = spk_fail(err, SPK_E_EXISTS, "%s: other processes keep taking the temporary file %s", file->path,
+                          file->temp_path);
+    SPK_TRY(status);
     if (file->has_old) take_over_permissions(file);
     file->direct_fd = open(file->temp_path, O_WRONLY | O_DIRECT | O_CLOEXEC);
     return SPK_OK;
 }
 
-static spk_status check_space(const spk_outfile *file, uint64_t expected_bytes, spk_error *err) {
+/* "needs N bytes, but ..." */
+static spk_status fail_full(const spk_outfile *file, spk_error *err) {
     struct statvfs fs;
-    if (fstatvfs(file->fd, &fs) != 0)
-        return spk_fail(err, SPK_E_IO, "%s: cannot ask for free space: %s", file->path, strerror(errno));
-    uint64_t available;
-    if (__builtin_mul_overflow((uint64_t)fs.f_bavail, (uint64_t)fs.f_frsize, &available)) return SPK_OK;
-    if (available >= expected_bytes) return SPK_OK;
+    struct rlimit  limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < file->expected_bytes)
+        return spk_fail(err, SPK_E_SPACE, "%s: needs %" PRIu64 " bytes, but files of this process may have only %" PRIu64
+                        " (ulimit -f)", file->path, file->expected_bytes, (uint64_t)limit.rlim_cur);
+    uint64_t available = fstatvfs(file->fd, &fs) == 0 ? (uint64_t)fs.f_bavail * fs.f_frsize : 0;
     return spk_fail(err, SPK_E_SPACE, "%s: needs %" PRIu64 " bytes, but the file system has only %" PRIu64
-                    " bytes available", file->path, expected_bytes, available);
+                    " bytes available", file->path, file->expected_bytes, available);
 }
 
-spk_status spk_outfile_create(const char *path, bool replace, uint64_t expected_bytes, spk_outfile **out,
-                              spk_error *err) {
+static spk_status check_space(const spk_outfile *file, spk_error *err) {
+    struct statvfs fs;
+    struct stat    info;
+    struct rlimit  limit;
+    if (fstatvfs(file->fd, &fs) != 0 || fstat(file->fd, &info) != 0)
+        return spk_fail(err, SPK_E_IO, "%s: cannot ask for free space: %s", file->path, strerror(errno));
+    uint64_t available;
+    bool is_limited = getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    if (is_limited && limit.rlim_cur < file->expected_bytes) return fail_full(file, err);
+    if (__builtin_mul_overflow((uint64_t)fs.f_bavail, (uint64_t)fs.f_frsize, &available) ||
+        __builtin_add_overflow((uint64_t)info.st_blocks * 512, available, &available))   /* what is kept takes no more */
+        return SPK_OK;
+    return available >= file->expected_bytes ? SPK_OK : fail_full(file, err);
+}
+
+static spk_status begin(const char *path, bool replace, bool keeps, uint64_t expected_bytes, spk_outfile **out,
+                        spk_error *err) {
     spk_outfile *file = calloc(1, sizeof *file);
     if (file == NULL) return out_of_memory(path, err);
     file->fd = file->direct_fd = file->signal_slot = -1;
     file->replace = replace;
+    file->keeps = keeps;
+    file->expected_bytes = expected_bytes;
     spk_status status = check_target(file, path, err);
     if (status == SPK_OK) status = create_temp(file, err);
-    if (status != SPK_OK) goto fail;
-    status = check_space(file, expected_bytes, err);
-    if (status != SPK_OK) {
-        (void)unlink(file->temp_path);
-        goto fail;
+    if (status == SPK_OK) status = check_space(file, err);
+    if (status == SPK_OK) {
+        *out = file;
+        return SPK_OK;
     }
-    *out = file;
-    return SPK_OK;
-fail:
+    if (file->fd >= 0 && !keeps) (void)unlink(file->temp_path);
     free_outfile(file);
     return status;
+}
+
+spk_status spk_outfile_create(const char *path, bool replace, uint64_t expected_bytes, spk_outfile **out,
+                              spk_error *err) {
+    return begin(path, replace, false, expected_bytes, out, err);
+}
+
+spk_status spk_outfile_reopen(const char *path, bool replace, uint64_t expected_bytes, spk_outfile **out,
+                              spk_error *err) {
+    return begin(path, replace, true, expected_bytes, out, err);
 }
 
 /* Large aligned pieces go past the page cache: copying them into it costs more than half of a native conversion. */
@@ -197,10 +272,10 @@ spk_status spk_outfile_write(spk_outfile *file, uint64_t offset_bytes, const voi
             continue;
         }
         if (written <= 0) {
-            int  code = written < 0 ? errno : ENOSPC;
-            bool is_full = code == ENOSPC || code == EDQUOT;
-            return spk_fail(err, is_full ? SPK_E_SPACE : SPK_E_IO, "%s: cannot write %" PRIu64 " bytes at %" PRIu64
-                            ": %s", file->path, size_bytes, offset_bytes, strerror(code));
+            int code = written < 0 ? errno : ENOSPC;
+            if (code == ENOSPC || code == EDQUOT || code == EFBIG) return fail_full(file, err);
+            return spk_fail(err, SPK_E_IO, "%s: cannot write %" PRIu64 " bytes at %" PRIu64 ": %s", file->path, size_bytes,
+                            offset_bytes, strerror(code));
         }
         next += written;
         offset_bytes += (uint64_t)written;
@@ -209,19 +284,59 @@ spk_status spk_outfile_write(spk_outfile *file, uint64_t offset_bytes, const voi
     return SPK_OK;
 }
 
-static spk_status sync_directory(const char *path, spk_error *err) {
+spk_status spk_outfile_read(spk_outfile *file, uint64_t offset_bytes, void *bytes, uint64_t size_bytes, spk_error *err) {
+    uint8_t *next = bytes;
+    while (size_bytes > 0) {
+        ssize_t got = pread(file->fd, next, size_bytes, (off_t)offset_bytes);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0)
+            return spk_fail(err, SPK_E_IO, "%s: cannot read %" PRIu64 " bytes at %" PRIu64 " of the unfinished file: %s",
+                            file->path, size_bytes, offset_bytes, got < 0 ? strerror(errno) : "it ends before");
+        next += got;
+        offset_bytes += (uint64_t)got;
+        size_bytes -= (uint64_t)got;
+    }
+    return SPK_OK;
+}
+
+bool spk_outfile_has_holes(const spk_outfile *file) {
+    static const uint32_t without[] = { MSDOS_SUPER_MAGIC, 0x2011BAB0 /* exFAT */, 0x7366746E /* ntfs3 */, 0x5346544E /* NTFS */ };
+    struct statfs fs;
+    if (fstatfs(file->fd, &fs) != 0) return false;
+    for (size_t i = 0; i < sizeof without / sizeof *without; i++)
+        if ((uint32_t)fs.f_type == without[i]) return false;
+    return true;
+}
+
+static spk_status sync_file(const spk_outfile *file, spk_error *err) {
+    if (fsync(file->fd) == 0) return SPK_OK;
+    if (errno == ENOSPC || errno == EDQUOT) return fail_full(file, err);
+    return spk_fail(err, SPK_E_IO, "%s: cannot sync: %s", file->path, strerror(errno));
+}
+
+/* Synced first: what is cut off is what a run that dies in the long sync would go on from. */
+spk_status spk_outfile_cut(spk_outfile *file, uint64_t size_bytes, spk_error *err) {
+    SPK_TRY(sync_file(file, err));
+    if (ftruncate(file->fd, (off_t)size_bytes) == 0) return SPK_OK;
+    return spk_fail(err, SPK_E_IO, "%s: cannot cut it to %" PRIu64 " bytes: %s", file->path, size_bytes, strerror(errno));
+}
+
+/* Before the rename, so that only the sync itself is left to fail after it. */
+static spk_status open_directory(const char *path, int *fd, spk_error *err) {
     const char *slash = strrchr(path, '/');
     char       *directory = slash == NULL ? strdup(".") : strndup(path, slash == path ? 1 : (size_t)(slash - path));
     if (directory == NULL) return out_of_memory(path, err);
-    spk_status status = SPK_OK;
-    int        fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    /* EINVAL: a file system that has nothing to sync for directories. */
-    if (fd < 0 || (fsync(fd) != 0 && errno != EINVAL))
-        status = spk_fail(err, SPK_E_IO, "%s: is complete, but its directory cannot be synced: %s", path,
-                          strerror(errno));
-    if (fd >= 0) (void)close(fd);
+    *fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int code = errno;
     free(directory);
-    return status;
+    if (*fd >= 0) return SPK_OK;
+    return spk_fail(err, SPK_E_IO, "%s: its directory cannot be opened to sync it: %s", path, strerror(code));
+}
+
+static spk_status sync_directory(const char *path, int fd, spk_error *err) {
+    /* EINVAL: a file system that has nothing to sync for directories. */
+    if (fsync(fd) == 0 || errno == EINVAL) return SPK_OK;
+    return spk_fail(err, SPK_E_IO, "%s: is complete, but its directory cannot be synced: %s", path, strerror(errno));
 }
 
 /* Without `replace`, a file that appeared at the path since the start stays. */
@@ -236,21 +351,19 @@ static int publish(const spk_outfile *file) {
 }
 
 spk_status spk_outfile_commit(spk_outfile *file, spk_error *err) {
-    spk_status status = SPK_OK;
-    if (fsync(file->fd) != 0) {
-        bool is_full = errno == ENOSPC || errno == EDQUOT;
-        status = spk_fail(err, is_full ? SPK_E_SPACE : SPK_E_IO, "%s: cannot sync: %s", file->path,
-                          strerror(errno));
-    } else if (publish(file) != 0) {
+    int        directory_fd = -1;
+    spk_status status = sync_file(file, err);
+    if (status == SPK_OK) status = open_directory(file->path, &directory_fd, err);
+    if (status == SPK_OK && publish(file) != 0)
         status = spk_fail(err, errno == EEXIST ? SPK_E_EXISTS : SPK_E_IO, "%s: cannot rename %s to it: %s", file->path,
                           file->temp_path, strerror(errno));
-    }
-    if (status != SPK_OK) {
+    if (status == SPK_OK) {
+        status = sync_directory(file->path, directory_fd, err);
+        free_outfile(file);
+    } else {
         spk_outfile_abort(file);
-        return status;
     }
-    status = sync_directory(file->path, err);
-    free_outfile(file);
+    if (directory_fd >= 0) (void)close(directory_fd);
     return status;
 }
 

@@ -87,6 +87,8 @@ typedef struct {
     uint64_t                kv_bytes_size, kv_count;
     uint64_t                tensor_count;
     uint64_t                section_bytes[SPK_PLACE_COUNT];   /* from spk_model_place; index place - 1 */
+    const spk_digest       *job;         /* names all that the data depend on; NULL: a killed run cannot be gone on with */
+    bool                    resume;      /* go on from what a killed run of the same job left; job is not NULL */
 } spk_pack_writer_options;
 
 SPK_MUST_CHECK spk_status spk_pack_writer_begin(const spk_pack_writer_options *options, spk_pack_writer **out,
@@ -95,6 +97,19 @@ SPK_MUST_CHECK spk_status spk_pack_writer_begin(const spk_pack_writer_options *o
  * Hashes chunks as they pass.  One caller at a time. */
 SPK_MUST_CHECK spk_status spk_pack_writer_append(spk_pack_writer *writer, const void *bytes, uint64_t size_bytes,
                                                  spk_error *err);
+/* ---- Going on where a run was killed ----
+ *
+ * A caller that appends in stretches, always the same for a job, may leave a note after each.  In a run that resumes it asks,
+ * before it makes a stretch, for one that is in the unfinished file already. */
+enum { SPK_NOTE_BYTES_MAX = 208 };
+/* After an append. */
+void spk_pack_writer_note(spk_pack_writer *writer, const void *note, uint32_t note_bytes);
+/* The next stretch, which has size_bytes, out of the unfinished file: appends it and gives its note, as it was left.  *done
+ * is false where it is not there, or not whole (chunks are compared with their digests); then none after it is, either. */
+SPK_MUST_CHECK spk_status spk_pack_writer_replay(spk_pack_writer *writer, uint64_t size_bytes, void *note,
+                                                 uint32_t note_bytes, bool *done, spk_error *err);
+/* Bytes of data that the unfinished file holds whole; 0 unless resuming. */
+uint64_t spk_pack_writer_kept_bytes(const spk_pack_writer *writer);
 /* Writes the metadata sections and the header, fsync, rename.  Checks that every byte came, and runs the reader's
  * rules over the directory before it is published.  Frees the writer in every case. */
 SPK_MUST_CHECK spk_status spk_pack_writer_commit(spk_pack_writer *writer, const spk_tensor *tensors,

@@ -14,6 +14,7 @@
 #include <zstd.h>
 
 #include "formats/outfile.h"
+#include "formats/spk_journal_internal.h"
 
 /* 9 MB of tokenizer take 0.1 s at level 3; higher levels win a few hundred kB of a pack of gigabytes. */
 enum { META_ZSTD_LEVEL = 3 };
@@ -34,6 +35,10 @@ struct spk_pack_writer {
     uint64_t        chunk_fill_bytes;
     spk_digest     *digests;
     uint64_t        digest_count, digest_done_count;
+    uint64_t        data_offset_bytes;   /* where the data begin in the file */
+    spk_journal     journal;
+    uint64_t        kept_bytes;          /* of data: whole chunks that an earlier run left, compared with their digests */
+    uint64_t        replay_index;        /* of the next record of that run; 0: nothing (more) of it is taken over */
 };
 
 static void free_writer(spk_pack_writer *writer) {
@@ -106,7 +111,7 @@ static spk_status compress_meta(const spk_pack_writer_options *o, void **out, si
 
 /* The data sections lie one after another; their digests come with the data. */
 static void add_data_entries(spk_pack_writer *writer) {
-    uint64_t data_offset = writer->offset_bytes;
+    uint64_t data_offset = writer->data_offset_bytes = writer->offset_bytes;
     for (uint32_t p = 0; p < SPK_PLACE_COUNT; p++) {
         uint64_t bytes = writer->section_bytes[p];
         if (bytes != 0)
@@ -126,14 +131,46 @@ static uint64_t expected_bytes_of(const spk_pack_writer *writer, size_t meta_byt
     return total;
 }
 
+/* Chunks are read again and compared, in order, up to the first that is not there or not whole. */
+static uint64_t count_kept_bytes(spk_pack_writer *writer) {
+    spk_journal_record record;
+    uint64_t kept_bytes = 0;
+    for (uint64_t i = 1; spk_journal_get(&writer->journal, i, &record); i++) {
+        if (record.kind != SPK_JOURNAL_CHUNK) continue;
+        uint64_t size = record.end_bytes - kept_bytes;
+        if (record.end_bytes < kept_bytes || size > SPK_CHUNK_BYTES ||
+            spk_outfile_read(writer->file, writer->data_offset_bytes + kept_bytes, writer->chunk, size, NULL) != SPK_OK)
+            break;
+        spk_digest digest = spk_digest_of(writer->chunk, size);
+        if (memcmp(&digest, &record.digest, sizeof digest) != 0) break;
+        kept_bytes = record.end_bytes;
+    }
+    return kept_bytes;
+}
+
+/* Past the end of all that the pack can take; a multiple of the record's size. */
+static void begin_journal(spk_pack_writer *writer, const spk_pack_writer_options *o, uint64_t base_bytes) {
+    spk_journal_record job = { .kind = SPK_JOURNAL_JOB, .digest = *o->job }, left;
+    writer->journal = (spk_journal){ .file = writer->file, .base_bytes = round_up(base_bytes) };
+    if (o->resume && spk_journal_get(&writer->journal, 0, &left) && left.kind == SPK_JOURNAL_JOB &&
+        memcmp(&left.digest, &job.digest, sizeof job.digest) == 0) {
+        writer->kept_bytes = count_kept_bytes(writer);
+        writer->replay_index = 1;
+    }
+    spk_journal_put(&writer->journal, job);
+}
+
 static spk_status begin_file(spk_pack_writer *writer, const spk_pack_writer_options *o, const void *meta,
                              size_t meta_bytes, spk_error *err) {
-    SPK_TRY(spk_outfile_create(o->path, o->replace, expected_bytes_of(writer, meta_bytes), &writer->file, err));
+    uint64_t expected_bytes = expected_bytes_of(writer, meta_bytes);
+    SPK_TRY(o->resume ? spk_outfile_reopen(o->path, o->replace, expected_bytes, &writer->file, err)
+                      : spk_outfile_create(o->path, o->replace, expected_bytes, &writer->file, err));
     SPK_TRY(put_config(writer, o->config, err));
     spk_disk_section entry = { .id = SPK_SECTION_META, .stored_bytes = meta_bytes, .raw_bytes = o->kv_bytes_size,
                                .item_count = o->kv_count };
     SPK_TRY(put_section(writer, entry, meta, err));
     add_data_entries(writer);
+    if (o->job != NULL && spk_outfile_has_holes(writer->file)) begin_journal(writer, o, expected_bytes + SPK_PROVENANCE_BYTES_MAX);
     return SPK_OK;
 }
 
@@ -176,8 +213,13 @@ spk_status spk_pack_writer_begin(const spk_pack_writer_options *options, spk_pac
 /* ---- Data ---- */
 
 static spk_status put_chunk(spk_pack_writer *writer, const void *bytes, uint64_t size_bytes, spk_error *err) {
-    writer->digests[writer->digest_done_count++] = spk_digest_of(bytes, size_bytes);
-    SPK_TRY(spk_outfile_write(writer->file, writer->offset_bytes, bytes, size_bytes, err));
+    spk_digest digest = spk_digest_of(bytes, size_bytes);
+    uint64_t end_bytes = writer->offset_bytes + size_bytes - writer->data_offset_bytes;
+    if (end_bytes > writer->kept_bytes)
+        SPK_TRY(spk_outfile_write(writer->file, writer->offset_bytes, bytes, size_bytes, err));
+    spk_journal_put(&writer->journal, (spk_journal_record){ .kind = SPK_JOURNAL_CHUNK, .end_bytes = end_bytes,
+                                                            .digest = digest });
+    writer->digests[writer->digest_done_count++] = digest;
     writer->offset_bytes += size_bytes;
     writer->place_done_bytes += size_bytes;
     writer->chunk_fill_bytes = 0;
@@ -218,6 +260,49 @@ spk_status spk_pack_writer_append(spk_pack_writer *writer, const void *bytes, ui
     }
     return SPK_OK;
 }
+
+/* ---- Going on where a run was killed ---- */
+
+/* Data appended so far. */
+static uint64_t appended_bytes(const spk_pack_writer *writer) {
+    return writer->offset_bytes - writer->data_offset_bytes + writer->chunk_fill_bytes;
+}
+
+void spk_pack_writer_note(spk_pack_writer *writer, const void *note, uint32_t note_bytes) {
+    assert(note_bytes <= SPK_NOTE_BYTES_MAX);
+    spk_journal_record record = { .kind = SPK_JOURNAL_NOTE, .note_bytes = note_bytes, .end_bytes = appended_bytes(writer) };
+    memcpy(record.note, note, note_bytes);
+    spk_journal_put(&writer->journal, record);
+}
+
+/* A record is overwritten by its equal while it is replayed: a stretch brings the same chunks, then its note. */
+spk_status spk_pack_writer_replay(spk_pack_writer *writer, uint64_t size_bytes, void *note, uint32_t note_bytes,
+                                  bool *done, spk_error *err) {
+    uint64_t begin = appended_bytes(writer), end = begin + size_bytes;
+    spk_journal_record record = { .kind = 0 };
+    *done = false;
+    if (writer->replay_index == 0) return SPK_OK;
+    while (spk_journal_get(&writer->journal, writer->replay_index, &record) && record.kind == SPK_JOURNAL_CHUNK)
+        writer->replay_index++;
+    if (end > writer->kept_bytes || record.kind != SPK_JOURNAL_NOTE || record.end_bytes != end ||
+        record.note_bytes != note_bytes) {
+        writer->replay_index = 0;
+        return SPK_OK;
+    }
+    uint8_t *bytes = malloc(size_bytes + 1);
+    if (bytes == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory for %" PRIu64 " bytes", writer->path, size_bytes);
+    spk_status status = spk_outfile_read(writer->file, writer->data_offset_bytes + begin, bytes, size_bytes, err);
+    if (status == SPK_OK) status = spk_pack_writer_append(writer, bytes, size_bytes, err);
+    free(bytes);
+    if (status != SPK_OK) return status;
+    memcpy(note, record.note, note_bytes);
+    spk_pack_writer_note(writer, note, note_bytes);
+    writer->replay_index++;
+    *done = true;
+    return SPK_OK;
+}
+
+uint64_t spk_pack_writer_kept_bytes(const spk_pack_writer *writer) { return writer->kept_bytes; }
 
 /* ---- Commit ---- */
 
@@ -326,6 +411,7 @@ static spk_status finish(spk_pack_writer *writer, const spk_tensor *tensors, con
     SPK_TRY(put_provenance(writer, provenance, err));
     SPK_TRY(put_chunks(writer, err));
     SPK_TRY(put_header(writer, err));
+    if (writer->journal.base_bytes != 0) SPK_TRY(spk_outfile_cut(writer->file, writer->header.file_bytes, err));
     spk_outfile *file = writer->file;
     writer->file = NULL;                 /* commit frees it in every case */
     return spk_outfile_commit(file, err);

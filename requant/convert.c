@@ -44,8 +44,7 @@ static spk_status check_output(const spk_convert_options *options, spk_error *er
     return refuse_as_output(options->weights, "the file of better weights", options->out_path, err);
 }
 
-__attribute__((format(printf, 3, 4)))
-static spk_status note_fallback(spk_convert_plan *plan, spk_error *err, const char *format, ...) {
+spk_status spk_convert_note_fallback(spk_convert_plan *plan, spk_error *err, const char *format, ...) {
     uint64_t count = plan->importance_fallback_count;
     char **larger = realloc(plan->importance_fallbacks, (count + 1) * sizeof *larger), *text;
     if (larger == NULL) return spk_fail(err, SPK_E_MEMORY, "out of memory");
@@ -71,13 +70,13 @@ static spk_status check_importance(const spk_imatrix *imatrix, spk_convert_plan 
             const float *importance;
             SPK_TRY(spk_imatrix_lookup(imatrix, t->name, t->dims[0], matrix_count, m, &answer, &importance, err));
             if (answer == SPK_IMATRIX_ABSENT) {
-                SPK_TRY(note_fallback(plan, err, "%s: no entry", t->name));
+                SPK_TRY(spk_convert_note_fallback(plan, err, "%s: no entry", t->name));
                 break;
             }
             if (answer == SPK_IMATRIX_UNUSABLE && matrix_count == 1)
-                SPK_TRY(note_fallback(plan, err, "%s: no usable values", t->name));
+                SPK_TRY(spk_convert_note_fallback(plan, err, "%s: no usable values", t->name));
             else if (answer == SPK_IMATRIX_UNUSABLE)
-                SPK_TRY(note_fallback(plan, err, "%s expert %" PRIu64 ": no usable values", t->name, m));
+                SPK_TRY(spk_convert_note_fallback(plan, err, "%s expert %" PRIu64 ": no usable values", t->name, m));
         }
     }
     return SPK_OK;
@@ -116,6 +115,7 @@ static spk_status make_plan(const spk_convert_options *options, spk_convert_plan
     status = spk_model_place(&plan->config, plan->tensors, plan->tensor_count, plan->section_bytes, err);
     if (status != SPK_OK) return in_source(source, status, err);
     if (options->weights != NULL) SPK_TRY(spk_convert_check_weights(options, plan, err));
+    if (options->calibration != NULL) return spk_convert_check_calibration(options, plan, err);
     return options->imatrix == NULL ? SPK_OK : check_importance(options->imatrix, plan, err);
 }
 
@@ -189,28 +189,38 @@ static spk_status refuse_nonfinite(const row_range *range, const uint8_t *source
 }
 
 /* A few rows of one matrix: source -> floats -> blocks -> floats, and the difference. */
-static spk_status requantize_stretch(const row_range *range, const float *importance, spk_quant_effort effort,
+static spk_status requantize_stretch(const spk_convert_job *job, const row_range *range, const float *importance,
                                      spk_convert_scratch *scratch, uint8_t *out, spk_quant_error *sums,
                                      spk_error *err) {
     const spk_tensor *t = range->tensor;
+    const spk_convert_options *options = job->options;
     uint64_t weight_count = range->row_count * t->dims[0];
     SPK_TRY(read_rows(range, scratch->source, err));
     SPK_TRY(refuse_nonfinite(range, scratch->source, err));
     spk_dequantize(range->source->type, scratch->source, weight_count, scratch->weights);
     spk_quant_job quant = { .type = t->type, .row_count = range->row_count, .col_count = t->dims[0],
                             .weights = scratch->weights, .importance = importance, .blocks = out,
-                            .effort = effort };
-    SPK_TRY(spk_quantize(&quant, err));
+                            .effort = options->effort };
+    if (spk_convert_is_calibrated(options, t))
+        SPK_TRY(spk_convert_quantize_calibrated(options, job->plan, t, range->row_begin / t->dims[1], &quant, err));
+    else
+        SPK_TRY(spk_quantize(&quant, err));
     spk_dequantize(t->type, out, weight_count, scratch->decoded);
     spk_quant_error_add(sums, scratch->weights, scratch->decoded, weight_count);
     return SPK_OK;
 }
 
+/* Rows that are made at a time: of a calibrated matrix as many as there are. */
+static uint64_t stretch_rows_of(const spk_convert_options *options, const spk_tensor *t) {
+    if (spk_convert_is_calibrated(options, t)) return t->dims[1];
+    uint64_t rows = SPK_CONVERT_STRETCH_WEIGHTS / t->dims[0];
+    return rows == 0 ? 1 : rows;
+}
+
 static spk_status requantize_rows(const spk_convert_job *job, const row_range *range, spk_convert_scratch *scratch,
                                   spk_quant_error *sums, spk_error *err) {
     const spk_tensor *t = range->tensor;
-    uint64_t stretch_rows = SPK_CONVERT_STRETCH_WEIGHTS / t->dims[0], done = 0;
-    if (stretch_rows == 0) stretch_rows = 1;
+    uint64_t stretch_rows = stretch_rows_of(job->options, t), done = 0;
     while (done < range->row_count) {
         row_range stretch = *range;
         stretch.row_begin = range->row_begin + done;
@@ -222,8 +232,8 @@ static spk_status requantize_rows(const spk_convert_job *job, const row_range *r
         if (job->options->imatrix != NULL)
             SPK_TRY(spk_imatrix_lookup(job->options->imatrix, t->name, t->dims[0], spk_tensor_matrix_count(t), matrix,
                                        &answer, &importance, err));
-        SPK_TRY(requantize_stretch(&stretch, importance, job->options->effort, scratch,
-                                   scratch->rows + done * range->row_bytes, sums, err));
+        SPK_TRY(requantize_stretch(job, &stretch, importance, scratch, scratch->rows + done * range->row_bytes, sums,
+                                   err));
         done += stretch.row_count;
     }
     return SPK_OK;
@@ -253,8 +263,8 @@ spk_status spk_convert_fill(const spk_convert_job *job, const spk_run *run, spk_
 
 /* ---- The frame ---- */
 
-static spk_status make_job(const spk_convert_options *options, const spk_convert_plan *plan, spk_convert_job *out,
-                           spk_error *err) {
+spk_status spk_convert_make_job(const spk_convert_options *options, const spk_convert_plan *plan, spk_convert_job *out,
+                                spk_error *err) {
     spk_convert_job job = { .options = options, .plan = plan, .stretch_weights_max = SPK_CONVERT_STRETCH_WEIGHTS };
     spk_status status = spk_model_runs(plan->tensors, plan->tensor_count, plan->section_bytes, &job.runs,
                                        &job.run_count, err);
@@ -266,8 +276,10 @@ static spk_status make_job(const spk_convert_options *options, const spk_convert
             row_range range = rows_of_piece(&job, &run->pieces[p]);
             uint64_t bytes = range.row_count * range.row_bytes, cols = range.tensor->dims[0];
             if (bytes > job.piece_bytes_max) job.piece_bytes_max = bytes;
-            if (spk_tensor_is_requantized(range.tensor) && cols > job.stretch_weights_max)
-                job.stretch_weights_max = cols;
+            if (!spk_tensor_is_requantized(range.tensor)) continue;
+            uint64_t rows = stretch_rows_of(options, range.tensor);
+            if (rows > range.row_count) rows = range.row_count;
+            if (rows * cols > job.stretch_weights_max) job.stretch_weights_max = rows * cols;
         }
     }
     *out = job;
@@ -297,10 +309,13 @@ static spk_status make_kv_bytes(const spk_gguf *source, uint8_t **out, uint64_t 
     return SPK_OK;
 }
 
-static spk_status begin_pack(const spk_convert_options *options, const spk_convert_plan *plan, spk_pack_writer **out,
-                             spk_error *err) {
+static spk_status begin_pack(const spk_convert_job *job, spk_pack_writer **out, spk_error *err) {
+    const spk_convert_options *options = job->options;
+    const spk_convert_plan *plan = job->plan;
+    spk_digest digest;
+    SPK_TRY(spk_convert_job_digest(job, &digest, err));
     spk_pack_writer_options pack = { .path = options->out_path, .replace = options->replace, .config = &plan->config,
-                                     .tensor_count = plan->tensor_count };
+                                     .tensor_count = plan->tensor_count, .job = &digest, .resume = options->resume };
     memcpy(pack.section_bytes, plan->section_bytes, sizeof pack.section_bytes);
     uint8_t *kv_bytes = NULL;
     SPK_TRY(make_kv_bytes(options->source, &kv_bytes, &pack.kv_bytes_size, &pack.kv_count, err));
@@ -333,13 +348,14 @@ static const char *tool_version(spk_quant_effort effort) {
 static spk_provenance make_provenance(const spk_convert_options *options, const spk_convert_plan *plan,
                                       const spk_digest digests[SPK_CONVERT_FILE_COUNT]) {
     const spk_gguf *source = options->source;
+    bool is_learnt = options->imatrix != NULL || options->calibration != NULL;
     spk_provenance provenance = { .source_name = base_name(source), .source_bytes = file_bytes(source),
                                   .source_digest = digests[SPK_CONVERT_SOURCE],
                                   .source_version = spk_gguf_version(source),
                                   .source_alignment_bytes = spk_gguf_alignment_bytes(source),
                                   .recipe_name = spk_recipe_name(options->recipe),
                                   .recipe_text = spk_recipe_text(options->recipe),
-                                  .imatrix_name = options->imatrix == NULL ? "" : options->imatrix_name,
+                                  .imatrix_name = is_learnt ? options->imatrix_name : "",
                                   .weights_name = "", .tool_version = tool_version(options->effort) };
     if (plan->fitted_count > 0) {
         provenance.weights_name = base_name(options->weights);
@@ -356,10 +372,13 @@ spk_status spk_convert_run(const spk_convert_options *options, spk_convert_plan 
     spk_digest digests[SPK_CONVERT_FILE_COUNT];
     spk_quant_error *errors = calloc(plan->tensor_count + 1, sizeof *errors);
     spk_status status = errors == NULL ? spk_convert_out_of_memory(options->source, err) : SPK_OK;
-    if (status == SPK_OK) status = make_job(options, plan, &job, err);
-    if (status == SPK_OK) status = begin_pack(options, plan, &writer, err);
+    if (status == SPK_OK) status = spk_convert_make_job(options, plan, &job, err);
+    if (status == SPK_OK) status = begin_pack(&job, &writer, err);
     if (status == SPK_OK) status = spk_convert_pipeline(&job, writer, errors, digests, err);
+    if (status == SPK_OK) status = spk_gguf_check_unchanged(options->source, err);
+    if (status == SPK_OK && plan->fitted_count > 0) status = spk_gguf_check_unchanged(options->weights, err);
     if (status == SPK_OK) {
+        plan->resumed_bytes = spk_pack_writer_kept_bytes(writer);
         for (uint64_t i = 0; i < plan->tensor_count; i++) {
             spk_tensor *t = &plan->tensors[i];
             if (!spk_tensor_is_requantized(t)) continue;

@@ -1,7 +1,7 @@
 /* requant/convert.h - GGUF to pack, streamed run by run; and pack to GGUF.
  *
  * Memory is bounded by runs in flight (a few MiB each), not by tensors or by the model.  The output depends on the
- * source, the recipe, the effort, the imatrix, the file of better weights (of all three files the name too, which
+ * source, the recipe, the effort, the imatrix or calibration, the file of better weights (of all files the name too, which
  * provenance holds), the tool's version and that of libzstd, and on nothing else.  A weight whose type the recipe leaves
  * alone is never decoded: its bytes are moved.
  */
@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include "formats/gguf.h"
 #include "formats/spk.h"
+#include "requant/calibration.h"
 #include "requant/imatrix.h"
 #include "requant/quant.h"
 #include "requant/recipe.h"
@@ -27,9 +28,11 @@ typedef struct {
     bool               replace;
     const spk_recipe  *recipe;           /* borrowed */
     const spk_imatrix *imatrix;          /* borrowed, or NULL */
-    const char        *imatrix_name;     /* for provenance; "" if none */
+    const spk_calibration *calibration;  /* borrowed, or NULL; then no imatrix */
+    const char        *imatrix_name;     /* of either, for provenance; "" if none */
     spk_quant_effort   effort;           /* for provenance too */
     uint32_t           thread_count;     /* 0: one for each CPU of this process; never changes the output */
+    bool               resume;           /* go on with what a killed run of the same conversion left beside out_path */
     spk_convert_progress_fn *progress;   /* may be NULL */
     void              *progress_context;
 } spk_convert_options;
@@ -43,7 +46,8 @@ typedef struct {
     uint64_t           section_bytes[SPK_PLACE_COUNT];
     const struct spk_gguf_tensor **counterparts;  /* of tensors in options.weights, by name; NULL where there is none */
     uint64_t           fitted_count;     /* requantized tensors that are fitted from there; 0: that file is not used */
-    uint64_t           importance_fallback_count; /* tensors or experts that were to use the imatrix and could not */
+    uint64_t           resumed_bytes;    /* of data, filled in by spk_convert_run: what a killed run had done */
+    uint64_t           importance_fallback_count; /* tensors or experts that were to use the imatrix or calibration and could not */
     char             **importance_fallbacks;      /* "blk.3.ffn_down_exps.weight expert 17: no usable values" */
 } spk_convert_plan;
 
@@ -61,8 +65,9 @@ void spk_convert_plan_free(spk_convert_plan *plan);      /* safe on a zeroed pla
 /* Whether a tensor is fitted from its counterpart: it is requantized, and more precise there. */
 bool spk_convert_is_fitted(const spk_convert_plan *plan, uint64_t tensor_index);
 
-/* Do it.  On failure nothing is left at out_path (or what was there stays).  A block with a NaN or infinite scale that
- * would be requantized is SPK_E_NONFINITE with tensor, expert, row and block. */
+/* Do it.  On failure nothing is left at out_path (or what was there stays).  A source that changes meanwhile is
+ * SPK_E_IO.  A block with a NaN or infinite scale that would be requantized is SPK_E_NONFINITE with tensor, expert, row and
+ * block. */
 SPK_MUST_CHECK spk_status spk_convert_run(const spk_convert_options *options, spk_convert_plan *plan, spk_error *err);
 
 typedef enum {

@@ -14,6 +14,19 @@ enum { SPK_CONVERT_SOURCE, SPK_CONVERT_WEIGHTS, SPK_CONVERT_FILE_COUNT };
  * refuses, as spk_convert_plan_make says. */
 SPK_MUST_CHECK spk_status spk_convert_check_weights(const spk_convert_options *options, spk_convert_plan *plan,
                                                     spk_error *err);
+/* Looks up the moments of every tensor that options->calibration is for, and notes in the plan where there are none. */
+SPK_MUST_CHECK spk_status spk_convert_check_calibration(const spk_convert_options *options, spk_convert_plan *plan,
+                                                        spk_error *err);
+/* Adds a line to plan->importance_fallbacks. */
+SPK_MUST_CHECK spk_status spk_convert_note_fallback(spk_convert_plan *plan, spk_error *err, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* True if a requant to this type uses moments where there are any. */
+bool spk_convert_is_calibrated(const spk_convert_options *options, const spk_tensor *tensor);
+/* As spk_quantize, for rows of one matrix of a calibrated tensor.  Rows of a matrix that lies in several runs are fitted
+ * each by itself. */
+SPK_MUST_CHECK spk_status spk_convert_quantize_calibrated(const spk_convert_options *options, const spk_convert_plan *plan,
+                                                          const spk_tensor *tensor, uint64_t matrix_index,
+                                                          const spk_quant_job *quant, spk_error *err);
 /* SPK_E_MEMORY, naming the file. */
 spk_status spk_convert_out_of_memory(const spk_gguf *file, spk_error *err);
 
@@ -27,12 +40,23 @@ typedef struct {
     uint64_t                   stretch_weights_max;
 } spk_convert_job;
 
+/* The runs of a plan, and what room they need.  The caller frees out->runs. */
+SPK_MUST_CHECK spk_status spk_convert_make_job(const spk_convert_options *options, const spk_convert_plan *plan,
+                                               spk_convert_job *out, spk_error *err);
+
+/* Names all that the data of the pack depend on, for a run that resumes: version, effort, the tensors as planned, the
+ * importance of those that are requantized, and which files weights and calibration come from (not their bytes: device, inode,
+ * size and time of change).  Whatever is to change the bytes of a pack belongs in here. */
+SPK_MUST_CHECK spk_status spk_convert_job_digest(const spk_convert_job *job, spk_digest *out, spk_error *err);
+
 /* One thread's buffers. */
 typedef struct {
     uint8_t *rows;             /* [piece_bytes_max] rows of a piece in the target's type */
     uint8_t *source;           /* a stretch of rows that are requantized, as they are in their file */
     float   *weights, *decoded; /* [stretch_weights_max] that stretch, and what its requant decodes to */
 } spk_convert_scratch;
+bool spk_convert_scratch_alloc(const spk_convert_job *job, spk_convert_scratch *out);   /* false: out of memory, free it */
+void spk_convert_scratch_free(spk_convert_scratch *scratch);
 
 /* Read, requantize where the plan says so, and lay out one run.  buffer[run->size_bytes] is written whole; errors[p]
  * gets the sums of piece p (zero where copied); passed_bytes, by file, the size of these rows there, whether they were

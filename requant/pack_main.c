@@ -4,17 +4,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include "formats/census.h"
-#include "formats/chart.h"
 #include "formats/cli.h"
 #include "formats/outfile.h"
-#include "formats/pack_page.h"
 #include "formats/pool.h"
 #include "formats/version.h"
+#include "requant/budget.h"
 #include "requant/convert.h"
+#include "requant/plan_report.h"
 #include "requant/recipes_builtin.h"
 #include "runtime/tokenizer_internal.h"
 #include "runtime/tool.h"
+#include "runtime/trial.h"
 
 #define TOOL "spk-pack"
 
@@ -31,9 +33,20 @@ static const char help_head[] =
     "                      from it, everything else is IN's\n"
     "  --effort EFFORT     how long to look for the best fit of what is requantized: fast, normal or best [normal]\n"
     "  --imatrix FILE      importance matrix of llama.cpp (.gguf or .dat) for what is requantized\n"
+    "  --max-kl X          a budget: find what to requantize, so that as few bytes as possible are read per token at a mean\n"
+    "                      KL to IN of at most X, as spk-compare measures it on --text\n"
+    "  --max-bytes-per-token N, --max-size N\n"
+    "                      the same for bytes of weights read per token, and of the pack; without --max-kl with as little\n"
+    "                      KL as possible.  All limits that are given hold; tensors that --set matches are not touched\n"
+    "  --text FILE         text that a budget is measured on\n"
+    "  --ctx N, --max-tokens N\n"
+    "                      windows and tokens of it, as for spk-compare\n"
+    "  --write-recipe FILE the recipe that was used, --set rules included: with it the same pack is made again\n"
+    "  --calibration FILE  what spk-calibrate has recorded: Q4_K and Q5_K are fitted to what they do to the model\n"
     "  --threads N         worker threads; never changes the output [all CPUs]\n"
-    "  --dry-run           print the plan and the size; write nothing; OUT.spk may be left out\n"
+    "  --dry-run           print the plan and the size; write no pack; OUT.spk may be left out\n"
     "  --force             replace OUT.spk if it exists\n"
+    "  --resume            go on where a run of the same conversion was killed (same files, untouched; else start anew)\n"
     "  --json              the result as JSON on stdout\n"
     "  --report FILE       and a page to look at (HTML): error of each layer and class, sizes, provenance\n"
     "  --quiet             no progress and no notes on stderr\n"
@@ -44,7 +57,8 @@ static const char help_head[] =
 static const char help_tail[] =
     "\n"
     "exit status: 0 done; 1 failed, and no pack is written (only a --report that cannot be leaves one); 2 wrong usage\n"
-    "example: spk-pack --recipe ffn Qwen3.6-35B-A3B-UD-Q4_K_M.gguf qwen3.6.spk\n";
+    "examples: spk-pack --recipe ffn Qwen3.6-35B-A3B-UD-Q4_K_M.gguf qwen3.6.spk\n"
+    "          spk-pack --max-kl 0.01 --text held-out.txt --write-recipe mine.recipe model.gguf model.spk\n";
 
 static const char *const effort_names[] = {
     [SPK_EFFORT_NORMAL] = "normal", [SPK_EFFORT_FAST] = "fast", [SPK_EFFORT_BEST] = "best",
@@ -52,12 +66,16 @@ static const char *const effort_names[] = {
 
 typedef struct {
     const char  *in_path, *out_path;     /* out_path NULL: none given */
-    const char  *recipe_name, *imatrix_path, *weights_path, *report_path;
+    const char  *recipe_name, *imatrix_path, *calibration_path, *weights_path, *report_path;
+    const char  *text_path, *write_recipe_path;
+    double       max_kl;                 /* negative: none */
+    uint64_t     max_token_bytes, max_pack_bytes;    /* SPK_BUDGET_UNLIMITED: none */
+    uint64_t     ctx, max_tokens;        /* ctx 0: not given */
     const char **sets;
     size_t       set_count;
     spk_quant_effort effort;
     uint64_t     thread_count;
-    bool         is_dry_run, is_forced, is_json, is_quiet;
+    bool         is_dry_run, is_forced, is_resuming, is_json, is_quiet;
 } arguments;
 
 typedef struct {
@@ -65,6 +83,7 @@ typedef struct {
     spk_gguf            *source;
     spk_gguf            *weights;        /* of --source-weights, or NULL */
     spk_imatrix         *imatrix;
+    spk_calibration     *calibration;
     spk_recipe          *recipe;
     bool                 is_default;     /* the recipe was not asked for, but names this model as its own */
     spk_error            misfit;         /* why the model's default was not taken; else status SPK_OK */
@@ -72,84 +91,26 @@ typedef struct {
     spk_convert_plan     plan;
     spk_census           census;         /* of the plan */
     spk_cli_progress     progress;
-    spk_outfile         *report_file;    /* NULL if none was asked for, or it is done */
+    spk_outfile         *report_file, *recipe_file;   /* NULL if none was asked for, or it is done */
+    spk_trial           *trial;          /* while a budget is spent */
+    spk_budget_meter     meter;
+    spk_budget          *budget;         /* NULL without one */
+    double               first_choice_s; /* when the second choice began to be measured */
     spk_model_config     config;
     char                 fingerprint[SPK_FINGERPRINT_SIZE];
     uint64_t             source_bytes, pack_bytes;
     double               seconds;
 } conversion;
 
-/* ---- Sizes ---- */
-
-/* A tensor as it is in the source, in the place that it has in the pack. */
-static spk_tensor in_source(const spk_tensor *tensor) {
-    spk_tensor source = *tensor;
-    source.type = tensor->source_type;
-    return source;
-}
-
-typedef struct { uint64_t source_bytes, bytes; } size_change;
-
-static size_change weight_bytes(const spk_convert_plan *plan) {
-    size_change sum = { 0, 0 };
-    for (uint64_t i = 0; i < plan->tensor_count; i++) {
-        spk_tensor source = in_source(&plan->tensors[i]);
-        sum.source_bytes += spk_tensor_bytes(&source);
-        sum.bytes += spk_tensor_bytes(&plan->tensors[i]);
-    }
-    return sum;
-}
-
-static size_change token_bytes(const spk_convert_plan *plan) {
-    size_change sum = { 0, 0 };
-    for (uint64_t i = 0; i < plan->tensor_count; i++) {
-        spk_tensor source = in_source(&plan->tensors[i]);
-        sum.source_bytes += spk_tensor_bytes_per_token(&plan->config, &source);
-        sum.bytes += spk_tensor_bytes_per_token(&plan->config, &plan->tensors[i]);
-    }
-    return sum;
-}
-
-static uint64_t data_bytes(const spk_convert_plan *plan) {
-    uint64_t sum = 0;
-    for (int s = 0; s < SPK_PLACE_COUNT; s++) sum += plan->section_bytes[s];
-    return sum;
-}
-
 /* ---- Text ---- */
 
-static void print_change(const char *what, size_change change) {
+static void print_change(const char *what, spk_size_change change) {
     char before_text[24], after_text[24];
     double before = (double)change.source_bytes;
     double percent = before > 0 ? 100.0 * ((double)change.bytes - before) / before : 0;
     printf("%-10s %s -> %s (%" PRIu64 " -> %" PRIu64 " bytes, %+.1f %%)\n", what,
            spk_cli_bytes_text(change.source_bytes, before_text), spk_cli_bytes_text(change.bytes, after_text),
            change.source_bytes, change.bytes, percent);
-}
-
-static void print_requantized(const spk_convert_plan *plan, uint64_t index, bool has_errors) {
-    const spk_tensor *t = &plan->tensors[index], source = in_source(t);
-    printf("  %-34s %s -> %s %12" PRIu64 " -> %12" PRIu64 " bytes", t->name, spk_type_name(t->source_type),
-           spk_type_name(t->type), spk_tensor_bytes(&source), spk_tensor_bytes(t));
-    if (has_errors)
-        printf("  rel. RMSE %.6f  max %.3e  cosine %.7f", t->relative_rmse, t->max_abs_error, t->cosine);
-    putchar('\n');
-}
-
-/* Requantized tensors under the rule that chose them, rules in the order of their first tensor. */
-static void print_rules(const spk_convert_plan *plan, bool has_errors) {
-    for (uint64_t i = 0; i < plan->tensor_count; i++) {
-        if (!spk_tensor_is_requantized(&plan->tensors[i])) continue;
-        const char *rule = plan->choices[i].rule;
-        bool is_printed = false;
-        for (uint64_t j = 0; j < i; j++)
-            if (spk_tensor_is_requantized(&plan->tensors[j]) && plan->choices[j].rule == rule) is_printed = true;
-        if (is_printed) continue;
-        printf("rule %s\n", rule);
-        for (uint64_t j = i; j < plan->tensor_count; j++)
-            if (spk_tensor_is_requantized(&plan->tensors[j]) && plan->choices[j].rule == rule)
-                print_requantized(plan, j, has_errors);
-    }
 }
 
 static void print_text(const conversion *c) {
@@ -165,18 +126,21 @@ static void print_text(const conversion *c) {
     if (plan->fitted_count > 0)
         printf("fitted     %" PRIu64 " of %" PRIu64 " requantized tensors from %s\n", plan->fitted_count,
                c->census.requantized_count, args->weights_path);
-    print_rules(plan, !args->is_dry_run);
+    if (c->budget != NULL) spk_budget_print(c->budget, stdout);
+    spk_plan_print_rules(plan, !args->is_dry_run, stdout);
     for (uint32_t type = 0; type < SPK_TYPE_LIMIT; type++)
         if (c->census.of[type][type].tensor_count > 0)
             printf("copied     %-5s %5" PRIu64 " tensors %15" PRIu64 " bytes\n", spk_type_name(type),
                    c->census.of[type][type].tensor_count, c->census.of[type][type].byte_count);
-    print_change("weights", weight_bytes(plan));
-    print_change("per token", token_bytes(plan));
+    print_change("weights", spk_plan_weight_bytes(plan));
+    print_change("per token", spk_plan_token_bytes(plan));
     if (args->is_dry_run) {
         printf("pack       %" PRIu64 " bytes of data and the metadata; dry run: nothing was written\n",
-               data_bytes(plan));
+               spk_plan_data_bytes(plan));
         return;
     }
+    if (plan->resumed_bytes > 0)
+        printf("resumed    after %" PRIu64 " of %" PRIu64 " bytes of data\n", plan->resumed_bytes, spk_plan_data_bytes(plan));
     printf("pack       %s (%s, %" PRIu64 " bytes)\n", args->out_path, spk_cli_bytes_text(c->pack_bytes, text),
            c->pack_bytes);
     printf("time       %.2f s, %s/s of source\n", c->seconds,
@@ -193,7 +157,7 @@ static void add_tensors(cJSON *root, const conversion *c, bool has_errors) {
     const spk_convert_plan *plan = &c->plan;
     cJSON *list = cJSON_AddArrayToObject(root, "requantized");
     for (uint64_t i = 0; i < plan->tensor_count; i++) {
-        const spk_tensor *t = &plan->tensors[i], source = in_source(t);
+        const spk_tensor *t = &plan->tensors[i], source = spk_plan_in_source(t);
         if (!spk_tensor_is_requantized(t)) continue;
         cJSON *item = cJSON_CreateObject();
         (void)cJSON_AddItemToObject(item, "name", spk_cli_json_string(t->name));
@@ -225,7 +189,7 @@ static void add_tensors(cJSON *root, const conversion *c, bool has_errors) {
 static cJSON *make_json(const conversion *c) {
     const spk_convert_plan *plan = &c->plan;
     bool is_written = !c->args->is_dry_run;
-    size_change weights = weight_bytes(plan), per_token = token_bytes(plan);
+    spk_size_change weights = spk_plan_weight_bytes(plan), per_token = spk_plan_token_bytes(plan);
     cJSON *root = cJSON_CreateObject();
     (void)cJSON_AddItemToObject(root, "source", spk_cli_json_string(c->args->in_path));
     add_bytes(root, "source_bytes", c->source_bytes);
@@ -240,16 +204,18 @@ static cJSON *make_json(const conversion *c) {
     for (uint64_t i = 0; i < plan->importance_fallback_count; i++)
         (void)cJSON_AddItemToArray(fallbacks, spk_cli_json_string(plan->importance_fallbacks[i]));
     (void)cJSON_AddStringToObject(root, "effort", effort_names[c->args->effort]);
+    if (c->budget != NULL) (void)cJSON_AddItemToObject(root, "budget", spk_budget_json(c->budget));
     add_tensors(root, c, is_written);
     add_bytes(root, "weight_bytes_before", weights.source_bytes);
     add_bytes(root, "weight_bytes_after", weights.bytes);
     add_bytes(root, "token_bytes_before", per_token.source_bytes);
     add_bytes(root, "token_bytes_after", per_token.bytes);
-    add_bytes(root, "data_bytes", data_bytes(plan));
+    add_bytes(root, "data_bytes", spk_plan_data_bytes(plan));
     (void)cJSON_AddBoolToObject(root, "dry_run", c->args->is_dry_run);
     if (is_written) {
         (void)cJSON_AddItemToObject(root, "pack", spk_cli_json_string(c->args->out_path));
         add_bytes(root, "pack_bytes", c->pack_bytes);
+        add_bytes(root, "resumed_bytes", plan->resumed_bytes);
         (void)cJSON_AddNumberToObject(root, "seconds", c->seconds);
     }
     return root;
@@ -266,47 +232,6 @@ static bool print_json(const cJSON *root) {
 
 /* ---- The page ---- */
 
-enum { REPORT_TENSORS_MAX = 1000 };      /* of the list below the pictures */
-
-static void add_sizes(spk_html *page, const conversion *c) {
-    static const char *const series[] = { "source", "pack" };
-    size_change weights = weight_bytes(&c->plan), per_token = token_bytes(&c->plan);
-    const spk_chart_bar bars[] = { { "all weights", { weights.source_bytes, weights.bytes } },
-                                   { "the file", { c->source_bytes, c->pack_bytes } } };
-    const spk_chart_bar token_bars[] = { { "read per token", { per_token.source_bytes, per_token.bytes } } };
-    const spk_chart_text text = { .title = "Size", .about = "Weights without padding and metadata; the file with both." };
-    const spk_chart_text token_text = { .title = "Read per token",
-        .about = "Bytes of weights that one decode step reads; of experts the used ones." };
-    spk_html_addf(page, "<div class=\"grid\">\n");
-    spk_chart_bars(page, &text, bars, 2, series, 2);
-    spk_chart_bars(page, &token_text, token_bars, 1, series, 2);
-    spk_html_addf(page, "</div>\n");
-}
-
-static void add_page(spk_html *page, const conversion *c, const spk_pack *pack, const cJSON *figures) {
-    spk_html_begin(page, "What became of the weights");
-    spk_html_addf(page, "<p>");
-    spk_html_string(page, c->args->in_path);
-    spk_html_addf(page, " &rarr; ");
-    spk_html_string(page, c->args->out_path);
-    spk_html_addf(page, "</p>\n<p class=\"soft\">%s; recipe ", c->fingerprint);
-    spk_html_string(page, spk_recipe_name(c->recipe));
-    spk_html_addf(page, ": ");
-    spk_html_string(page, spk_recipe_about(c->recipe));
-    spk_html_addf(page, "</p>\n");
-    spk_pack_page_errors(page, pack);
-    add_sizes(page, c);
-    spk_html_addf(page, "<h2>Provenance</h2>\n<div class=\"card\">\n");
-    spk_pack_page_provenance(page, pack);
-    spk_html_addf(page, "</div>\n<h2>All figures</h2>\n<details class=\"card\"><summary>As --json has them</summary>\n");
-    spk_html_json(page, figures);
-    spk_html_addf(page, "<h3>requantized</h3>\n");
-    spk_html_json_list(page, cJSON_GetObjectItemCaseSensitive(figures, "requantized"), false, REPORT_TENSORS_MAX);
-    spk_html_addf(page, "<h3>copied</h3>\n");
-    spk_html_json_list(page, cJSON_GetObjectItemCaseSensitive(figures, "copied"), false, REPORT_TENSORS_MAX);
-    spk_html_addf(page, "</details>\n");
-}
-
 /* What the page says of the pack it reads from the pack. */
 static spk_status write_report(conversion *c, const cJSON *figures, spk_error *err) {
     if (c->report_file == NULL) return SPK_OK;
@@ -315,7 +240,10 @@ static spk_status write_report(conversion *c, const cJSON *figures, spk_error *e
     spk_pack *pack = NULL;
     spk_html page = { 0 };
     SPK_TRY(spk_pack_open(c->args->out_path, &pack, err));
-    add_page(&page, c, pack, figures);
+    const spk_plan_page source = { .in_path = c->args->in_path, .out_path = c->args->out_path, .fingerprint = c->fingerprint,
+                                   .recipe = c->recipe, .plan = &c->plan, .pack = pack, .source_bytes = c->source_bytes,
+                                   .pack_bytes = c->pack_bytes, .figures = figures };
+    spk_plan_page_write(&page, &source);
     spk_pack_close(pack);
     spk_status status = spk_html_commit(&page, c->report_file, err);
     c->report_file = NULL;
@@ -323,15 +251,97 @@ static spk_status write_report(conversion *c, const cJSON *figures, spk_error *e
 }
 
 /* Begun before the work, so that a bad path costs no time. */
-static spk_status begin_report(conversion *c, spk_error *err) {
+static spk_status begin_output(conversion *c, const char *option, const char *path, spk_outfile **out, spk_error *err) {
     const arguments *args = c->args;
-    const char *path = args->report_path, *inputs[] = { args->imatrix_path, args->recipe_name, args->out_path };
+    const char *inputs[] = { args->imatrix_path, args->calibration_path, args->recipe_name, args->text_path,
+                             args->weights_path, args->out_path };
     if (path == NULL) return SPK_OK;
-    if (strcmp(path, args->out_path) == 0) return spk_fail(err, SPK_E_USAGE, "--report %s: that is the pack", path);
+    if (args->out_path != NULL && strcmp(path, args->out_path) == 0)
+        return spk_fail(err, SPK_E_USAGE, "%s %s: that is the pack", option, path);
     for (uint32_t part = 0; part < spk_gguf_part_count(c->source); part++)
         if (spk_same_file(path, spk_gguf_part_path(c->source, part)))
-            return spk_fail(err, SPK_E_USAGE, "--report %s: that is the input %s", path, spk_gguf_part_path(c->source, part));
-    return spk_tool_output_begin("--report", path, inputs, sizeof inputs / sizeof *inputs, 0, &c->report_file, err);
+            return spk_fail(err, SPK_E_USAGE, "%s %s: that is the input %s", option, path, spk_gguf_part_path(c->source, part));
+    return spk_tool_output_begin(option, path, inputs, sizeof inputs / sizeof *inputs, 0, out, err);
+}
+
+static spk_status write_recipe(conversion *c, spk_error *err) {
+    if (c->recipe_file == NULL) return SPK_OK;
+    const char *text = spk_recipe_text(c->recipe);
+    spk_outfile *file = c->recipe_file;
+    SPK_TRY(spk_outfile_write(file, 0, text, strlen(text), err));
+    c->recipe_file = NULL;
+    return spk_outfile_commit(file, err);
+}
+
+/* ---- A budget ---- */
+
+static bool has_budget(const arguments *args) {
+    return args->max_kl >= 0 || args->max_token_bytes != SPK_BUDGET_UNLIMITED ||
+           args->max_pack_bytes != SPK_BUDGET_UNLIMITED;
+}
+
+static void set_tensor(void *context, uint64_t index, const spk_tensor *tensor, uint8_t *block) {
+    spk_trial_set(context, index, tensor, block);
+}
+
+static spk_status measure(void *context, bool is_whole, spk_budget_cost *out, spk_error *err) {
+    spk_compare_summary summary;
+    SPK_TRY(spk_trial_measure(context, is_whole, &summary, err));
+    *out = (spk_budget_cost){ summary.kl_mean, summary.kl_se, spk_compare_kl_upper(&summary) };
+    return SPK_OK;
+}
+
+/* How long it will take is known once the second choice was measured: the first one ran the base, too. */
+static void show_budget(void *context, const char *what, uint64_t index, uint64_t count) {
+    conversion *c = context;
+    if (strcmp(what, "choice") == 0 && index == 1) c->first_choice_s = spk_cli_now_s();
+    if (strcmp(what, "choice") == 0 && index == 2) {
+        double choice_s = spk_cli_now_s() - c->first_choice_s;
+        double set_s = choice_s * (double)c->meter.position_count / (double)c->meter.sample_count;
+        fprintf(stderr, TOOL ": measuring %" PRIu64 " choices on %" PRIu64 " positions, and some %d sets on %" PRIu64 ": about %.0f s\n",
+                count, c->meter.sample_count, (int)SPK_BUDGET_SETS_EXPECTED, c->meter.position_count,
+                choice_s * (double)(count - 2) + set_s * SPK_BUDGET_SETS_EXPECTED);
+    }
+    if (isatty(STDERR_FILENO) != 1) return;
+    if (count > 0) fprintf(stderr, "\r\033[Kmeasuring %s %" PRIu64 " of %" PRIu64, what, index + 1, count);
+    else fprintf(stderr, "\r\033[Kmeasuring %s %" PRIu64, what, index + 1);
+}
+
+static spk_status open_trial(conversion *c, spk_error *err) {
+    const arguments *args = c->args;
+    spk_trial_options options = { .model_path = args->in_path, .text_path = args->text_path, .ctx = args->ctx,
+                                  .token_count_max = args->max_tokens, .position_count_min = SPK_BUDGET_POSITIONS_MIN,
+                                  .sample_positions = SPK_BUDGET_SAMPLE_POSITIONS,
+                                  .thread_count = (uint32_t)args->thread_count };
+    char *text = NULL;
+    SPK_TRY(spk_cli_read_file(args->text_path, SPK_TOOL_TEXT_BYTES_MAX, &text, &options.text_bytes, err));
+    options.text = text;
+    spk_status status = spk_trial_open(&options, &c->trial, err);
+    free(text);
+    return status;
+}
+
+/* The recipe that holds the budget. */
+static spk_status spend_budget(conversion *c, spk_error *err) {
+    const arguments *args = c->args;
+    SPK_TRY(open_trial(c, err));
+    c->meter = (spk_budget_meter){ .context = c->trial, .position_count = spk_trial_position_count(c->trial, true),
+                                   .sample_count = spk_trial_position_count(c->trial, false), .set = set_tensor,
+                                   .measure = measure };
+    const char *slash = strrchr(args->text_path, '/');
+    spk_budget_options options = { .convert = &c->options, .sets = args->sets, .set_count = args->set_count,
+                                   .meter = &c->meter, .text_name = slash == NULL ? args->text_path : slash + 1,
+                                   .max_kl = args->max_kl, .max_token_bytes = args->max_token_bytes,
+                                   .max_pack_bytes = args->max_pack_bytes,
+                                   .progress = args->is_quiet ? NULL : show_budget, .progress_context = c };
+    spk_status status = spk_budget_choose(&options, &c->budget, err);
+    if (!args->is_quiet && isatty(STDERR_FILENO) == 1) fprintf(stderr, "\r\033[K");
+    spk_trial_close(c->trial);           /* its memory is not needed for packing */
+    c->trial = NULL;
+    if (status != SPK_OK) return status;
+    SPK_TRY(spk_budget_recipe(c->budget, &c->recipe, err));
+    c->options.recipe = c->recipe;
+    return spk_convert_plan_make(&c->options, &c->plan, err);
 }
 
 /* ---- Work ---- */
@@ -354,7 +364,9 @@ static spk_status load_recipe(conversion *c, const char *name, spk_error *err) {
 static spk_status make_plan(conversion *c, spk_error *err) {
     SPK_TRY(load_recipe(c, c->args->recipe_name, err));
     spk_status status = spk_convert_plan_make(&c->options, &c->plan, err);
-    if (status != SPK_E_MISMATCH || !c->is_default || c->imatrix != NULL || c->weights != NULL) return status;
+    if (status != SPK_E_MISMATCH || !c->is_default || c->imatrix != NULL || c->calibration != NULL ||
+        c->weights != NULL)
+        return status;
     c->misfit = *err;
     SPK_TRY(load_recipe(c, "native", err));
     return spk_convert_plan_make(&c->options, &c->plan, err);
@@ -365,18 +377,20 @@ static spk_status open_inputs(conversion *c, spk_error *err) {
     SPK_TRY(spk_gguf_open(args->in_path, &c->source, err));
     for (uint32_t part = 0; part < spk_gguf_part_count(c->source); part++)
         c->source_bytes += spk_gguf_part_bytes(c->source, part);
-    const char *inputs[] = { args->imatrix_path, args->recipe_name };
-    for (size_t i = 0; i < 2; i++)
+    const char *inputs[] = { args->imatrix_path, args->calibration_path, args->recipe_name };
+    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
         if (inputs[i] != NULL && args->out_path != NULL && spk_same_file(inputs[i], args->out_path))
             return spk_fail(err, SPK_E_EXISTS, "%s: is an input, expected another path for the output", args->out_path);
     if (args->weights_path != NULL) SPK_TRY(spk_gguf_open(args->weights_path, &c->weights, err));
     if (args->imatrix_path != NULL) SPK_TRY(spk_imatrix_open(args->imatrix_path, &c->imatrix, err));
+    if (args->calibration_path != NULL) SPK_TRY(spk_calibration_open(args->calibration_path, &c->calibration, err));
     SPK_TRY(spk_convert_config(c->source, &c->config, err));
     (void)spk_model_fingerprint(&c->config, c->fingerprint, sizeof c->fingerprint);
-    const char *slash = args->imatrix_path == NULL ? NULL : strrchr(args->imatrix_path, '/');
+    const char *learnt = args->imatrix_path != NULL ? args->imatrix_path : args->calibration_path;
+    const char *slash = learnt == NULL ? NULL : strrchr(learnt, '/');
     c->options = (spk_convert_options){ .source = c->source, .weights = c->weights, .out_path = args->out_path,
-                                        .replace = args->is_forced, .imatrix = c->imatrix,
-                                        .imatrix_name = slash == NULL ? args->imatrix_path : slash + 1,
+                                        .replace = args->is_forced, .resume = args->is_resuming, .imatrix = c->imatrix,
+                                        .calibration = c->calibration, .imatrix_name = slash == NULL ? learnt : slash + 1,
                                         .effort = args->effort, .thread_count = (uint32_t)args->thread_count,
                                         .progress = args->is_quiet ? NULL : spk_cli_progress_show,
                                         .progress_context = &c->progress };
@@ -399,27 +413,32 @@ static void print_tokenizer_note(const conversion *c) {
 static void print_notes(const conversion *c) {
     if (c->misfit.status != SPK_OK)
         fprintf(stderr, TOOL ": the model's default does not fit: %s: using 'native'\n", c->misfit.text);
-    else if (c->args->recipe_name == NULL && !c->is_default)
+    else if (c->args->recipe_name == NULL && !c->is_default && c->budget == NULL)
         fprintf(stderr, TOOL ": no recipe is the default of this model (%s): using '%s', %s\n", c->fingerprint,
                 spk_recipe_name(c->recipe), spk_recipe_about(c->recipe));
     print_tokenizer_note(c);
     if (c->imatrix != NULL && c->census.requantized_count == 0)
         fprintf(stderr, TOOL ": nothing is requantized, so %s is not used\n", c->args->imatrix_path);
+    if (c->calibration != NULL && c->census.requantized_count == 0)
+        fprintf(stderr, TOOL ": nothing is requantized, so %s is not used\n", c->args->calibration_path);
     if (c->weights != NULL && c->census.requantized_count == 0)
         fprintf(stderr, TOOL ": nothing is requantized, so %s is not used\n", c->args->weights_path);
     for (uint64_t i = 0; i < c->plan.importance_fallback_count; i++)
-        fprintf(stderr, TOOL ": importance not used for %s\n", c->plan.importance_fallbacks[i]);
+        fprintf(stderr, TOOL ": %s not used for %s\n", c->calibration != NULL ? "calibration" : "importance",
+                c->plan.importance_fallbacks[i]);
 }
 
 static spk_status convert(conversion *c, spk_error *err) {
     double start_s = spk_cli_now_s();
+    spk_cli_guard_inputs(TOOL, spk_outfile_remove_all);
     spk_outfile_remove_on_signals();
     SPK_TRY(open_inputs(c, err));
-    SPK_TRY(begin_report(c, err));
-    SPK_TRY(make_plan(c, err));
+    SPK_TRY(begin_output(c, "--report", c->args->report_path, &c->report_file, err));
+    SPK_TRY(begin_output(c, "--write-recipe", c->args->write_recipe_path, &c->recipe_file, err));
+    SPK_TRY(has_budget(c->args) ? spend_budget(c, err) : make_plan(c, err));
     spk_census_take(c->plan.tensors, c->plan.tensor_count, &c->census);
     if (!c->args->is_quiet) print_notes(c);
-    if (c->args->is_dry_run) return SPK_OK;
+    if (c->args->is_dry_run) return write_recipe(c, err);
     spk_status status = spk_convert_run(&c->options, &c->plan, err);
     spk_cli_progress_end(&c->progress);
     if (status != SPK_OK) return status;
@@ -428,7 +447,7 @@ static spk_status convert(conversion *c, spk_error *err) {
         return spk_fail(err, SPK_E_IO, "%s: was written, but cannot be found", c->args->out_path);
     c->pack_bytes = (uint64_t)info.st_size;
     c->seconds = spk_cli_now_s() - start_s;
-    return SPK_OK;
+    return write_recipe(c, err);
 }
 
 static int run(const arguments *args) {
@@ -449,9 +468,13 @@ static int run(const arguments *args) {
         cJSON_Delete(figures);
     }
     spk_outfile_abort(c.report_file);
+    spk_outfile_abort(c.recipe_file);
+    spk_budget_free(c.budget);
+    spk_trial_close(c.trial);
     spk_convert_plan_free(&c.plan);
     spk_recipe_free(c.recipe);
     spk_imatrix_close(c.imatrix);
+    spk_calibration_close(c.calibration);
     spk_gguf_close(c.weights);
     spk_gguf_close(c.source);
     return spk_cli_finish(TOOL, exit_status);
@@ -471,16 +494,23 @@ static int print_help(void) {
 }
 
 enum {
-    OPT_RECIPE = 256, OPT_SET, OPT_WEIGHTS, OPT_IMATRIX, OPT_THREADS, OPT_DRY_RUN, OPT_FORCE, OPT_JSON, OPT_REPORT,
-    OPT_QUIET, OPT_EFFORT
+    OPT_RECIPE = 256, OPT_SET, OPT_WEIGHTS, OPT_IMATRIX, OPT_CALIBRATION, OPT_THREADS, OPT_DRY_RUN, OPT_FORCE, OPT_JSON, OPT_REPORT,
+    OPT_QUIET, OPT_EFFORT, OPT_RESUME, OPT_MAX_KL, OPT_MAX_TOKEN_BYTES, OPT_MAX_SIZE, OPT_TEXT, OPT_CTX, OPT_MAX_TOKENS,
+    OPT_WRITE_RECIPE
 };
 static const struct option long_options[] = {
     { "recipe", required_argument, NULL, OPT_RECIPE },   { "set", required_argument, NULL, OPT_SET },
-    { "source-weights", required_argument, NULL, OPT_WEIGHTS },
+    { "source-weights", required_argument, NULL, OPT_WEIGHTS }, { "calibration", required_argument, NULL, OPT_CALIBRATION },
     { "imatrix", required_argument, NULL, OPT_IMATRIX }, { "threads", required_argument, NULL, OPT_THREADS },
     { "dry-run", no_argument, NULL, OPT_DRY_RUN },       { "force", no_argument, NULL, OPT_FORCE },
+    { "resume", no_argument, NULL, OPT_RESUME },
     { "json", no_argument, NULL, OPT_JSON },             { "report", required_argument, NULL, OPT_REPORT },
     { "quiet", no_argument, NULL, OPT_QUIET },           { "effort", required_argument, NULL, OPT_EFFORT },
+    { "max-kl", required_argument, NULL, OPT_MAX_KL },   { "max-size", required_argument, NULL, OPT_MAX_SIZE },
+    { "max-bytes-per-token", required_argument, NULL, OPT_MAX_TOKEN_BYTES },
+    { "text", required_argument, NULL, OPT_TEXT },       { "ctx", required_argument, NULL, OPT_CTX },
+    { "max-tokens", required_argument, NULL, OPT_MAX_TOKENS },
+    { "write-recipe", required_argument, NULL, OPT_WRITE_RECIPE },
     { "help", no_argument, NULL, 'h' },                  { "version", no_argument, NULL, 'V' },
     { NULL, 0, NULL, 0 },
 };
@@ -494,10 +524,45 @@ static bool parse_effort(const char *text, spk_quant_effort *out) {
     return false;
 }
 
+static spk_status take_budget_option(int option, arguments *a, spk_error *err) {
+    const uint64_t largest = SPK_BUDGET_UNLIMITED - 1;
+    switch (option) {
+    case OPT_MAX_KL:          return spk_cli_double("--max-kl", optarg, 0, 1e6, &a->max_kl, err);
+    case OPT_MAX_TOKEN_BYTES: return spk_cli_u64("--max-bytes-per-token", optarg, 1, largest, &a->max_token_bytes, err);
+    case OPT_MAX_SIZE:        return spk_cli_u64("--max-size", optarg, 1, largest, &a->max_pack_bytes, err);
+    case OPT_CTX:             return spk_cli_u64("--ctx", optarg, 1, SPK_CONTEXT_MAX, &a->ctx, err);
+    case OPT_MAX_TOKENS:      return spk_cli_u64("--max-tokens", optarg, 3, SPK_COMPARE_POSITION_COUNT_MAX + 1, &a->max_tokens, err);
+    case OPT_TEXT:            a->text_path = optarg; return SPK_OK;
+    default:                  a->write_recipe_path = optarg; return SPK_OK;
+    }
+}
+
+/* SPK_E_USAGE where options do not go together. */
+static spk_status check_arguments(const arguments *a, spk_error *err) {
+    if (a->is_dry_run && a->report_path != NULL)
+        return spk_fail(err, SPK_E_USAGE, "--report shows errors, which a --dry-run does not know");
+    if (a->imatrix_path != NULL && a->calibration_path != NULL)
+        return spk_fail(err, SPK_E_USAGE, "--imatrix and --calibration: expected one of them");
+    if (has_budget(a) && a->calibration_path != NULL)
+        return spk_fail(err, SPK_E_USAGE, "--calibration is not used while a budget is spent: expected the recipe that it wrote");
+    if (has_budget(a) && a->text_path == NULL)
+        return spk_fail(err, SPK_E_USAGE, "a budget is measured on a text: expected --text FILE");
+    if (has_budget(a) && a->recipe_name != NULL)
+        return spk_fail(err, SPK_E_USAGE, "--recipe %s: a budget chooses the recipe; --set keeps tensors out of the choice",
+                        a->recipe_name);
+    if (!has_budget(a) && (a->text_path != NULL || a->ctx != 0 || a->max_tokens != UINT64_MAX))
+        return spk_fail(err, SPK_E_USAGE, "--text, --ctx and --max-tokens are of a budget: expected --max-kl, "
+                        "--max-bytes-per-token or --max-size");
+    if (a->report_path != NULL && a->write_recipe_path != NULL && strcmp(a->report_path, a->write_recipe_path) == 0)
+        return spk_fail(err, SPK_E_USAGE, "--report and --write-recipe are the same file '%s'", a->report_path);
+    return SPK_OK;
+}
+
 int main(int argc, char **argv) {
     const char **sets = calloc((size_t)argc, sizeof *sets);
     if (sets == NULL) return spk_cli_fail(TOOL, &(spk_error){ SPK_E_MEMORY, "out of memory" });
-    arguments args = { .sets = sets };
+    arguments args = { .sets = sets, .max_kl = -1, .max_token_bytes = SPK_BUDGET_UNLIMITED,
+                       .max_pack_bytes = SPK_BUDGET_UNLIMITED, .max_tokens = UINT64_MAX };
     spk_error err;
     int option, exit_status = -1;
     while (exit_status < 0 && (option = spk_cli_option(argc, argv, ":hV", long_options, &err)) != -1) {
@@ -506,6 +571,7 @@ int main(int argc, char **argv) {
         case OPT_SET:     sets[args.set_count++] = optarg; break;
         case OPT_WEIGHTS: args.weights_path = optarg; break;
         case OPT_IMATRIX: args.imatrix_path = optarg; break;
+        case OPT_CALIBRATION: args.calibration_path = optarg; break;
         case OPT_EFFORT:
             if (!parse_effort(optarg, &args.effort))
                 exit_status = spk_cli_usage(TOOL, "--effort '%s': expected fast, normal or best", optarg);
@@ -516,20 +582,23 @@ int main(int argc, char **argv) {
             break;
         case OPT_DRY_RUN: args.is_dry_run = true; break;
         case OPT_FORCE:   args.is_forced = true; break;
+        case OPT_RESUME:  args.is_resuming = true; break;
         case OPT_JSON:    args.is_json = true; break;
         case OPT_REPORT:  args.report_path = optarg; break;
         case OPT_QUIET:   args.is_quiet = true; break;
         case 'h':         exit_status = print_help(); break;
         case 'V':         puts(TOOL " " SPK_VERSION_TEXT); exit_status = spk_cli_finish(TOOL, SPK_EXIT_DONE); break;
-        default:          exit_status = spk_cli_usage(TOOL, "%s", err.text); break;
+        default:
+            if (option == '?' || take_budget_option(option, &args, &err) != SPK_OK)
+                exit_status = spk_cli_usage(TOOL, "%s", err.text);
+            break;
         }
     }
     int path_count = argc - optind;
     if (exit_status < 0 && (path_count > 2 || path_count < (args.is_dry_run ? 1 : 2)))
         exit_status = spk_cli_usage(TOOL, "expected IN.gguf and OUT.spk, found %d path%s", path_count,
                                     path_count == 1 ? "" : "s");
-    if (exit_status < 0 && args.is_dry_run && args.report_path != NULL)
-        exit_status = spk_cli_usage(TOOL, "--report shows errors, which a --dry-run does not know");
+    if (exit_status < 0 && check_arguments(&args, &err) != SPK_OK) exit_status = spk_cli_usage(TOOL, "%s", err.text);
     if (exit_status < 0) {
         args.in_path = argv[optind];
         args.out_path = path_count == 2 ? argv[optind + 1] : NULL;

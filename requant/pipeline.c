@@ -124,14 +124,14 @@ static void *digest_file(void *context) {
     return NULL;
 }
 
-static void free_scratch(spk_convert_scratch *scratch) {
+void spk_convert_scratch_free(spk_convert_scratch *scratch) {
     free(scratch->rows);
     free(scratch->source);
     free(scratch->weights);
     free(scratch->decoded);
 }
 
-static bool alloc_scratch(const spk_convert_job *job, spk_convert_scratch *scratch) {
+bool spk_convert_scratch_alloc(const spk_convert_job *job, spk_convert_scratch *scratch) {
     scratch->rows = malloc(job->piece_bytes_max + 1);
     scratch->source = malloc(job->stretch_weights_max * sizeof(float)); /* no type is wider than F32 */
     scratch->weights = malloc(job->stretch_weights_max * sizeof(float));
@@ -139,12 +139,30 @@ static bool alloc_scratch(const spk_convert_job *job, spk_convert_scratch *scrat
     return scratch->rows && scratch->source && scratch->weights && scratch->decoded;
 }
 
+/* The runs that a killed run of this conversion had written, before the threads start. */
+static spk_status replay_runs(pipeline *pipe, spk_pack_writer *writer, spk_quant_error *errors, spk_error *err) {
+    const spk_convert_job *job = pipe->job;
+    SPK_STATIC_ASSERT(sizeof(spk_quant_error) * SPK_RUN_PIECE_MAX <= SPK_NOTE_BYTES_MAX, "the error sums are the note");
+    while (job->options->resume && pipe->written_count < job->run_count) {
+        const spk_run *run = &job->runs[pipe->written_count];
+        spk_quant_error sums[SPK_RUN_PIECE_MAX];
+        bool is_there;
+        SPK_TRY(spk_pack_writer_replay(writer, run->size_bytes, sums, sizeof sums, &is_there, err));
+        if (!is_there) break;
+        for (uint32_t p = 0; p < run->piece_count; p++)
+            spk_quant_error_merge(&errors[run->pieces[p].tensor_index], &sums[p]);
+        pipe->taken_count = ++pipe->written_count;
+    }
+    return SPK_OK;
+}
+
 /* Takes filled runs in order until all are written or one has failed. */
 static spk_status write_runs(pipeline *pipe, spk_pack_writer *writer, spk_quant_error *errors, spk_error *err) {
     const spk_convert_job *job = pipe->job;
     uint64_t done_bytes = 0, total_bytes = 0;
     for (uint64_t r = 0; r < job->run_count; r++) total_bytes += job->runs[r].size_bytes;
-    for (uint64_t r = 0; r < job->run_count; r++) {
+    for (uint64_t r = 0; r < pipe->written_count; r++) done_bytes += job->runs[r].size_bytes;    /* replayed */
+    for (uint64_t r = pipe->written_count; r < job->run_count; r++) {
         ring_slot *slot = &pipe->slots[r % pipe->slot_count];
         pthread_mutex_lock(&pipe->lock);
         while (!slot->is_filled) pthread_cond_wait(&pipe->changed, &pipe->lock);
@@ -155,6 +173,7 @@ static spk_status write_runs(pipeline *pipe, spk_pack_writer *writer, spk_quant_
         }
         const spk_run *run = &job->runs[r];
         SPK_TRY(spk_pack_writer_append(writer, slot->buffer, run->size_bytes, err));
+        spk_pack_writer_note(writer, slot->errors, sizeof slot->errors);
         for (uint32_t p = 0; p < run->piece_count; p++)
             spk_quant_error_merge(&errors[run->pieces[p].tensor_index], &slot->errors[p]);
         pthread_mutex_lock(&pipe->lock);
@@ -218,15 +237,16 @@ spk_status spk_convert_pipeline(const spk_convert_job *job, spk_pack_writer *wri
         has_memory = (pipe.slots[s].buffer = malloc(job->run_bytes_max + 1)) != NULL;
     for (uint32_t w = 0; w < worker_count && has_memory; w++) {
         workers[w].pipe = &pipe;
-        has_memory = alloc_scratch(job, &workers[w].scratch);
+        has_memory = spk_convert_scratch_alloc(job, &workers[w].scratch);
     }
     spk_status status = has_memory
-        ? run_threads(&pipe, workers, worker_count, writer, errors, err)
+        ? replay_runs(&pipe, writer, errors, err)
         : spk_fail(err, SPK_E_MEMORY, "out of memory for %" PRIu64 " buffers of %" PRIu64 " bytes", slot_count,
                    job->run_bytes_max);
+    if (status == SPK_OK) status = run_threads(&pipe, workers, worker_count, writer, errors, err);
     for (uint32_t d = 0; d < pipe.digest_count && status == SPK_OK; d++) digests[d] = pipe.digests[d].digest;
     for (uint64_t s = 0; s < slot_count && pipe.slots != NULL; s++) free(pipe.slots[s].buffer);
-    for (uint32_t w = 0; w < worker_count && workers != NULL; w++) free_scratch(&workers[w].scratch);
+    for (uint32_t w = 0; w < worker_count && workers != NULL; w++) spk_convert_scratch_free(&workers[w].scratch);
     free(pipe.slots);
     free(workers);
     pthread_cond_destroy(&pipe.changed);

@@ -145,19 +145,24 @@ bool spk_quant_can_make(uint32_t type) { return target_find(type) != NULL; }
 /* ---- Rows to tiles ---- */
 
 typedef float v4 __attribute__((vector_size(16)));
-typedef int   v4i __attribute__((vector_size(16)));
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int v4i __attribute__((vector_size(16)));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (v4i){ __VA_ARGS__ })
+#endif
 
 /* Four rows of four to four columns: out[i * out_stride + lane] = in[lane * in_stride + i]. */
 static inline void turn_four(const float *in, size_t in_stride, float *out, size_t out_stride) {
     v4 row[4], pair[4];
     for (size_t k = 0; k < 4; k++) memcpy(&row[k], in + k * in_stride, sizeof row[k]);
     for (size_t k = 0; k < 2; k++) {
-        pair[k] = __builtin_shuffle(row[2 * k], row[2 * k + 1], (v4i){ 0, 4, 1, 5 });
-        pair[k + 2] = __builtin_shuffle(row[2 * k], row[2 * k + 1], (v4i){ 2, 6, 3, 7 });
+        pair[k] = SHUFFLE(row[2 * k], row[2 * k + 1], 0, 4, 1, 5);
+        pair[k + 2] = SHUFFLE(row[2 * k], row[2 * k + 1], 2, 6, 3, 7);
     }
     for (size_t k = 0; k < 4; k += 2) {
-        row[k] = __builtin_shuffle(pair[k], pair[k + 1], (v4i){ 0, 1, 4, 5 });
-        row[k + 1] = __builtin_shuffle(pair[k], pair[k + 1], (v4i){ 2, 3, 6, 7 });
+        row[k] = SHUFFLE(pair[k], pair[k + 1], 0, 1, 4, 5);
+        row[k + 1] = SHUFFLE(pair[k], pair[k + 1], 2, 3, 6, 7);
     }
     for (size_t k = 0; k < 4; k++) memcpy(out + k * out_stride, &row[k], sizeof row[k]);
 }

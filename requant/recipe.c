@@ -330,7 +330,7 @@ static bool path_has_name(const char *path, const char *name) {
     return strncmp(base, name, length) == 0 && strcmp(base + length, ".recipe") == 0;
 }
 
-static bool lists_model(const spk_recipe *recipe, const char *fingerprint) {
+bool spk_recipe_lists_model(const spk_recipe *recipe, const char *fingerprint) {
     for (size_t i = 0; i < recipe->model_count; i++)
         if (strcmp(recipe->models[i], fingerprint) == 0) return true;
     return false;
@@ -345,7 +345,7 @@ static spk_status find_builtin(const char *name, const char *fingerprint, bool o
         if (name != NULL && !path_has_name(b->path, name)) continue;
         spk_recipe *recipe;
         SPK_TRY(spk_recipe_parse(b->text, b->path, &recipe, err));
-        if ((fingerprint == NULL || lists_model(recipe, fingerprint)) && (!only_default || recipe->is_default)) {
+        if ((fingerprint == NULL || spk_recipe_lists_model(recipe, fingerprint)) && (!only_default || recipe->is_default)) {
             *out = recipe;
             return SPK_OK;
         }

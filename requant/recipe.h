@@ -49,6 +49,7 @@ SPK_MUST_CHECK spk_status spk_recipe_default(const char *fingerprint, spk_recipe
 SPK_MUST_CHECK spk_status spk_recipe_set(spk_recipe *recipe, const char *assignment, spk_error *err);
 void spk_recipe_free(spk_recipe *recipe);                /* NULL is fine */
 
+bool spk_recipe_lists_model(const spk_recipe *recipe, const char *fingerprint);   /* in a `model` line */
 const char *spk_recipe_name(const spk_recipe *recipe);
 const char *spk_recipe_about(const spk_recipe *recipe);  /* "" if it says nothing */
 const char *spk_recipe_text(const spk_recipe *recipe);   /* complete, --set lines included */

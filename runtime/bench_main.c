@@ -570,6 +570,7 @@ int main(int argc, char **argv) {
     int exit_status = parse_arguments(argc, argv, &a);
     if (exit_status >= 0) return exit_status;
     b.arguments = &a;
+    spk_cli_guard_inputs(TOOL, spk_outfile_remove_all);
     spk_tool_signals();
     exit_status = bench_models(&b, &err) == SPK_OK ? SPK_EXIT_DONE : spk_cli_fail(TOOL, &err);
     spk_outfile_abort(b.json_file);

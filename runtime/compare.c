@@ -228,6 +228,7 @@ static spk_status make_room(spk_compare *compare, uint64_t count, spk_error *err
                         SPK_COMPARE_POSITION_COUNT_MAX);
     if (compare->count + count <= compare->room) return SPK_OK;
     uint64_t room = compare->room == 0 ? 4096 : 2 * compare->room;
+    while (room < compare->count + count) room *= 2;
     double *base_nll = realloc(compare->base_nll, room * sizeof *base_nll);
     if (base_nll == NULL) return spk_fail(err, SPK_E_MEMORY, "comparison: out of memory");
     compare->base_nll = base_nll;
@@ -252,6 +253,18 @@ spk_status spk_compare_add(spk_compare *compare, const float *const *logits, con
     for (uint32_t i = 0; i < count; i++)
         if (b.status[i] != SPK_OK) return score_position(&b, i, err);   /* again, for the text of the first failure */
     compare->count += count;
+    return SPK_OK;
+}
+
+spk_status spk_compare_append(spk_compare *compare, const spk_compare *more, spk_error *err) {
+    assert(compare->options.vocab_size == more->options.vocab_size &&
+           compare->options.model_count == more->options.model_count);
+    SPK_TRY(make_room(compare, more->count, err));
+    memcpy(compare->base_nll + compare->count, more->base_nll, more->count * sizeof *more->base_nll);
+    memcpy(compare->base_top + compare->count, more->base_top, more->count * sizeof *more->base_top);
+    for (uint32_t c = 0; c + 1 < compare->options.model_count; c++)
+        memcpy(compare->points[c] + compare->count, more->points[c], more->count * sizeof(point));
+    compare->count += more->count;
     return SPK_OK;
 }
 

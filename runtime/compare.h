@@ -45,6 +45,10 @@ void spk_compare_destroy(spk_compare *compare);          /* NULL is fine */
 SPK_MUST_CHECK spk_status spk_compare_add(spk_compare *compare, const float *const *logits, const uint32_t *next_tokens,
                                           uint32_t count, spk_pool *pool, spk_error *err);
 
+/* The positions of `more`, of the same vocabulary and number of models, after those that are there.  SPK_E_LIMIT past
+ * SPK_COMPARE_POSITION_COUNT_MAX. */
+SPK_MUST_CHECK spk_status spk_compare_append(spk_compare *compare, const spk_compare *more, spk_error *err);
+
 uint64_t spk_compare_position_count(const spk_compare *compare);
 
 /* One position of a candidate. */

@@ -396,6 +396,7 @@ int main(int argc, char **argv) {
     int exit_status = parse_arguments(argc, argv, &a);
     if (exit_status >= 0) return exit_status;
     c.ctx = a.ctx > 0 ? a.ctx : CTX_DEFAULT;
+    spk_cli_guard_inputs(TOOL, spk_outfile_remove_all);
     spk_tool_signals();
     exit_status = compare_models(&c, &err) == SPK_OK ? report(&c) : spk_cli_fail(TOOL, &err);
 

@@ -56,6 +56,8 @@ static void run_job_units(void *context, uint64_t begin, uint64_t end, uint32_t 
 void spk_run_jobs(spk_session *session, const spk_matmul_job *jobs, uint32_t job_count) {
     uint64_t unit_count = 0;
     for (uint32_t i = 0; i < job_count; i++) unit_count += jobs[i].unit_count;
+    if (session->watch != NULL)
+        for (uint32_t i = 0; i < job_count; i++) spk_watch_job(session, &jobs[i]);
     /* About sixteen pieces a thread: small enough to level out, large enough to stream. */
     uint64_t grain = unit_count / (16 * (uint64_t)spk_pool_thread_count(session->pool));
     job_pass pass = { session->model->kernels, jobs };
@@ -321,6 +323,7 @@ void spk_forward(spk_session *session, const uint32_t *tokens, uint32_t token_co
         norm(session, m->layers[i].ffn_norm, session->s.delta, token_count, false);
         spk_forward_ffn(session, &m->layers[i], token_count);
         pending = session->s.delta;
+        if (session->watch != NULL) spk_watch_layer_end(session, token_count);
         if (session->observe != NULL) session->observe(session, i, token_count, session->observe_context);
     }
     norm(session, m->output_norm, pending, token_count, false);

@@ -118,8 +118,10 @@ static uint32_t gate_up_jobs(spk_session *session, const spk_layer *layer, const
             s->gather_y[i] = s->ff + slot * 2 * ff;
             s->gather_y[slots + i] = s->ff + slot * 2 * ff + ff;
         }
-        s->jobs[count++] = spk_job(spk_expert_at(&layer->expert_gate, e), s->gather + begin, s->gather_y + begin, size, false);
-        s->jobs[count++] = spk_job(spk_expert_at(&layer->expert_up, e), s->gather + begin, s->gather_y + slots + begin, size, false);
+        s->jobs[count] = spk_job(spk_expert_at(&layer->expert_gate, e), s->gather + begin, s->gather_y + begin, size, false);
+        s->jobs[count++].slots = s->group_slots + begin;
+        s->jobs[count] = spk_job(spk_expert_at(&layer->expert_up, e), s->gather + begin, s->gather_y + slots + begin, size, false);
+        s->jobs[count++].slots = s->group_slots + begin;
     }
     return count;
 }
@@ -142,7 +144,8 @@ static uint32_t down_jobs(spk_session *session, const spk_layer *layer, uint32_t
             y[size + i] = s->rest + (uint64_t)slot * c->hidden_size;
         }
         spk_matrix w = spk_expert_at(&layer->expert_down, e);
-        s->jobs[count++] = spk_job(w, x, y, size, spk_wants_rest(session, &w));
+        s->jobs[count] = spk_job(w, x, y, size, spk_wants_rest(session, &w));
+        s->jobs[count++].slots = s->group_slots + begin;
     }
     return count;
 }

@@ -78,6 +78,13 @@ static spk_expert_matrix *expert_slot(spk_layer *layer, spk_role role) {
     }
 }
 
+void spk_model_bind_matrix(spk_model *m, uint32_t layer, spk_role role, spk_matrix w, uint64_t matrix_stride_bytes) {
+    spk_expert_matrix *expert = expert_slot(&m->layers[layer], role);
+    if (expert != NULL) *expert = (spk_expert_matrix){ w, matrix_stride_bytes };
+    else *matrix_slot(m, &m->layers[layer], role) = w;
+    if (role == SPK_ROLE_TOKEN_EMBD && m->config.is_tied) m->output = w;
+}
+
 static void advise_sections(const spk_model *m, int advice) {
     for (uint32_t s = 0; s < SPK_PLACE_COUNT; s++)
         if (m->section_bytes[s] > 0) (void)madvise((void *)(uintptr_t)m->sections[s], m->section_bytes[s], advice);
@@ -113,17 +120,13 @@ static spk_status bind(spk_model *m, spk_error *err) {
         spk_role role = spk_model_role(&m->config, t->name, &layer);
         if (role == SPK_ROLE_EXTRA) continue;
         spk_matrix w = spk_tensor_matrix(t, m->sections[t->section - 1], 0);
-        spk_expert_matrix *expert = expert_slot(&m->layers[layer], role);
-        if (spk_role_is_vector(role)) {
-            *vector_slot(m, &m->layers[layer], role) = next;
-            for (uint64_t r = 0; r < w.row_count; r++, next += w.col_count) spk_layout_dequantize_row(&w, r, next);
-        } else if (expert != NULL) {
-            *expert = (spk_expert_matrix){ w, t->matrix_stride_bytes };
-        } else {
-            *matrix_slot(m, &m->layers[layer], role) = w;
+        if (!spk_role_is_vector(role)) {
+            spk_model_bind_matrix(m, layer, role, w, t->matrix_stride_bytes);
+            continue;
         }
+        *vector_slot(m, &m->layers[layer], role) = next;
+        for (uint64_t r = 0; r < w.row_count; r++, next += w.col_count) spk_layout_dequantize_row(&w, r, next);
     }
-    if (m->config.is_tied) m->output = m->embedding;
     for (uint32_t i = 0; i < m->config.layer_count; i++)
         m->layers[i].is_attention = spk_model_layer_is_attention(&m->config, i);
     return SPK_OK;

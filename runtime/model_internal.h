@@ -57,6 +57,9 @@ struct spk_model {
 
 /* Roles that the runtime keeps as float vectors instead of matrices. */
 bool              spk_role_is_vector(spk_role role);
+/* From now on the matrix, or the experts, of a role that is no vector; a tied embedding is the head too. */
+void              spk_model_bind_matrix(spk_model *model, uint32_t layer, spk_role role, spk_matrix w,
+                                        uint64_t matrix_stride_bytes);
 const spk_kv_set *spk_model_kvs(const spk_model *model);
 const char       *spk_model_path(const spk_model *model);
 

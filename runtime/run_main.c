@@ -31,7 +31,7 @@ static const char HELP[] =
     "  --backend NAME      auto, cpu, ref (plain F32) or cuda                   [auto]\n"
     "  --threads N         never changes a result                           [all CPUs]\n"
     "  --kv f16|q8         how the GPU keeps keys and values of the context       [f16]\n"
-    "  --fuse LIST         GPU kernels to fuse, all others apart: router, addnorm3, shexp, gdn-conv, gdn-core  [all]\n"
+    "  --fuse LIST         GPU kernels to fuse, all others apart: router, addnorm3, shexp, gdn-conv, gdn-core, held  [all]\n"
     "  --no-fuse LIST      GPU kernels to run apart; never changes a result\n"
     "  --verify            check all checksums of the pack first\n"
     "  --tokenize          print the prompt's token ids on one line and stop\n"
@@ -365,6 +365,7 @@ int main(int argc, char **argv) {
     spk_error err = { 0 };
     int exit_status = parse_options(argc, argv, &o);
     if (exit_status >= 0) return exit_status;
+    spk_cli_guard_inputs(TOOL, spk_outfile_remove_all);
     spk_tool_signals();
     exit_status = run(&o, &r, &err) == SPK_OK ? SPK_EXIT_DONE : spk_cli_fail(TOOL, &err);
     spk_session_destroy(r.session);

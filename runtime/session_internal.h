@@ -51,6 +51,7 @@ typedef struct spk_matmul_job {
     const spk_activation *x;        /* [token_count] */
     float *const         *y;        /* [token_count], each [row_count] */
     uint32_t              token_count;
+    const uint32_t       *slots;    /* [token_count] token * used + rank of a routed expert's vectors; NULL: vector t is token t's */
     bool                  has_rest;
     uint64_t              unit_count, rows_per_unit;
 } spk_matmul_job;
@@ -70,6 +71,7 @@ struct spk_session {
      * the layer's choice.  Both vectors may be changed. */
     void           (*observe)(spk_session *session, uint32_t layer, uint32_t token_count, void *context);
     void            *observe_context;
+    struct spk_watch *watch;        /* runtime/watch.h; NULL: nobody looks at the inputs of products */
     bool             needs_reset;   /* of the GPU session */
     spk_gpu_session *gpu;           /* set: everything above but the counts is unused */
 };
@@ -84,13 +86,17 @@ void spk_forward_ffn(spk_session *session, const spk_layer *layer, uint32_t toke
 /* All jobs, split over the pool by units. */
 void spk_run_jobs(spk_session *session, const spk_matmul_job *jobs, uint32_t job_count);
 
+/* runtime/watch.c.  Before each job of a session that is watched, and after each layer, as `observe`. */
+void spk_watch_job(spk_session *session, const spk_matmul_job *job);
+void spk_watch_layer_end(spk_session *session, uint32_t token_count);
+
 /* True if products of this matrix are made of two int8 vectors where that is asked for. */
 static inline bool spk_wants_rest(const spk_session *session, const spk_matrix *w) {
     return session->model->kernels->quantizes_activations && w->layout == SPK_LAYOUT_T32;
 }
 static inline spk_matmul_job spk_job(spk_matrix w, const spk_activation *x, float *const *y, uint32_t token_count,
                                      bool has_rest) {
-    spk_matmul_job job = { w, x, y, token_count, has_rest, w.row_count, 1 };
+    spk_matmul_job job = { w, x, y, token_count, NULL, has_rest, w.row_count, 1 };
     if (w.layout == SPK_LAYOUT_T32) {
         spk_t32_geometry geometry = spk_t32_geometry_of(w.type, w.row_count, w.col_count);
         job.unit_count = geometry.group_count;

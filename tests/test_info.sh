@@ -13,6 +13,9 @@ field() { sed -n "s/^[[:space:]]*\"$1\":[[:space:]]*\([^,]*\),\{0,1\}$/\1/p" "$d
     "$SPK_BIN/spk-pack" --quiet --recipe native --set '.*ffn_down_exps.*=Q4_K' $model "$requantized" >>"$dir/out" 2>>"$dir/err"
 check "packs are made" '[ $? -eq 0 ]'
 
+"$SPK_BIN/spk-pack" --quiet --json --resume --recipe native $model "$dir/again.spk" >"$dir/out" 2>"$dir/err"
+check "--resume without anything to go on with makes the same pack" '[ $? -eq 0 ] && [ "$(field resumed_bytes)" = 0 ] && cmp -s "$pack" "$dir/again.spk"'
+
 info "$pack"
 check "file, format and root" '[ $rc -eq 0 ] && says "^file .*native.spk .*$(stat -c %s "$pack") bytes" && says "^format +spk 1\.0, root [0-9a-f]{32}$"'
 check "the model's fingerprint" 'says "^model +qwen35moe L8 H256 V4096 "'
@@ -58,6 +61,12 @@ info "$dir/bad.spk"
 check "damaged weights are not seen without --verify" '[ $rc -eq 0 ]'
 info --verify "$dir/bad.spk"
 check "verify names chunk, offset and tensor" '[ $rc -eq 1 ] && says "R23: chunk 1 of section EXPERTS \([0-9]+ bytes at file offset [0-9]+\) .*: blk\.[0-9]\.ffn_[a-z]+_exps" && [ ! -s "$dir/out" ]'
+"$SPK_BIN/spk-run" --verify --backend ref --prompt x -n 2 "$dir/bad.spk" >"$dir/out" 2>"$dir/err"
+check "spk-run --verify stops before the first token, naming tensor and offset" '[ $? -eq 1 ] && [ ! -s "$dir/out" ] && says "R23: chunk 1 of section EXPERTS .* file offset [0-9]+.*: blk\.[0-9]"'
+info --repair $model --verify "$dir/bad.spk"
+check "repair makes the pack whole again" '[ $rc -eq 0 ] && says "^repaired   1 damaged chunks" && says "^verified" && cmp -s "$pack" "$dir/bad.spk"'
+info --repair tests/models/tiny-qwen35-q4_k_m.gguf "$dir/bad.spk"
+check "repair takes no other source" '[ $rc -eq 1 ] && says "was made from tiny-qwen36-ud-q4_k_m.gguf" && [ ! -s "$dir/out" ]'
 cp "$pack" "$dir/bad.spk"
 flip "$dir/bad.spk" 9000
 info "$dir/bad.spk"
@@ -97,7 +106,7 @@ refuses "an unknown option" 2 "unknown option .--nonsense"
 info -x "$pack"
 refuses "an unknown letter" 2 "unknown option .-x"
 info --help
-check "help names every option" '[ $rc -eq 0 ] && for o in tensors verify threads json help version; do says "--$o" || false; done && [ "$(head -n 1 "$dir/out")" = "usage: spk-info [options] FILE" ]'
+check "help names every option" '[ $rc -eq 0 ] && for o in tensors verify threads repair imatrix calibration source-weights json help version; do says "--$o" || false; done && [ "$(head -n 1 "$dir/out")" = "usage: spk-info [options] FILE" ]'
 info --version
 check "version" '[ $rc -eq 0 ] && says "^spk-info [0-9.]+, reads .spk 1\.0$"'
 "$SPK_BIN/spk-info" "$pack" >/dev/full 2>"$dir/err"

@@ -141,13 +141,19 @@ static void a_name_may_have_full_length(void) {
     }
 }
 
-/* A run that was killed may have left its temporary file, and another has the same process number now. */
+/* A run that was killed has left its temporary file; that of another output is not ours to touch. */
 static void a_stale_temporary_file_is_no_obstacle(void) {
-    char         path[GB_PATH_MAX], stale[GB_PATH_MAX], name[64];
+    char         path[GB_PATH_MAX], stale[GB_PATH_MAX];
     spk_outfile *file = NULL, *second = NULL;
     spk_error    err = { 0 };
-    (void)snprintf(name, sizeof name, ".spk-%ld-0", (long)getpid());
-    put_file(gb_path(stale, dir, name), "stale");
+    put_file(gb_path(stale, dir, ".spk-0123456789abcdef"), "stale");
+    (void)fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        if (spk_outfile_create(gb_path(path, dir, "new"), false, 3, &file, &err) == SPK_OK) write_text(file, "killed");
+        _exit(0);
+    }
+    CHECK(child > 0 && waitpid(child, NULL, 0) == child && gb_file_count(dir) == 2, "a file was left");
     CHECK_OK(spk_outfile_create(gb_path(path, dir, "new"), false, 3, &file, &err), err);
     CHECK_OK(spk_outfile_create(gb_path(path, dir, "second"), false, 3, &second, &err), err);
     if (file == NULL || second == NULL) return;

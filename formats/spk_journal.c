@@ -1,0 +1,24 @@
+/* formats/spk_journal.c - see spk_journal_internal.h. */
+#include "formats/spk_journal_internal.h"
+
+#include <string.h>
+
+static spk_digest check_of(const spk_journal_record *record) {
+    return spk_digest_of(record, offsetof(spk_journal_record, check));
+}
+
+void spk_journal_put(spk_journal *journal, spk_journal_record record) {
+    if (journal->file == NULL) return;
+    record.check = check_of(&record);
+    uint64_t at = journal->base_bytes + journal->count * sizeof record;
+    if (spk_outfile_write(journal->file, at, &record, sizeof record, NULL) == SPK_OK) journal->count++;
+    else journal->file = NULL;
+}
+
+bool spk_journal_get(const spk_journal *journal, uint64_t index, spk_journal_record *out) {
+    uint64_t at = journal->base_bytes + index * sizeof *out;
+    if (journal->file == NULL) return false;
+    if (spk_outfile_read(journal->file, at, out, sizeof *out, NULL) != SPK_OK) return false;
+    spk_digest check = check_of(out);
+    return memcmp(&check, &out->check, sizeof check) == 0 && out->note_bytes <= sizeof out->note;
+}

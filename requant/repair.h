@@ -1,0 +1,34 @@
+/* requant/repair.h - damaged chunks of a pack, made again from the files that the pack was made from.
+ *
+ * The pack must open: only weights can be repaired, since what describes them says what to make.  A chunk is written only
+ * when what was made has the chunk's digest, and then in its place, so a pack that is in use, or a repair that is killed, is
+ * no worse than before.
+ */
+#ifndef SPK_REPAIR_H
+#define SPK_REPAIR_H
+
+#include "formats/gguf.h"
+#include "requant/convert.h"
+#include "requant/imatrix.h"
+
+typedef struct {
+    const spk_gguf    *source;           /* borrowed */
+    const spk_gguf    *weights;          /* borrowed, or NULL: what requantized weights were fitted from, if something was */
+    const spk_imatrix *imatrix;          /* borrowed, or NULL: what they were weighed with, if something was */
+    const spk_calibration *calibration;  /* borrowed, or NULL: likewise, instead of an imatrix */
+    spk_convert_progress_fn *progress;   /* may be NULL; bytes read of the pack and the source */
+    void              *progress_context;
+} spk_repair_options;
+
+typedef struct {
+    uint64_t damaged_count, repaired_count;   /* chunks */
+    uint64_t repaired_bytes;
+} spk_repair_result;
+
+/* SPK_E_MISMATCH where the source is not the one that the pack was made from (size and digest), or where a chunk comes out
+ * otherwise than it was: without the imatrix, calibration or file of better weights that was used, or with another version.  All
+ * chunks are tried; *result is filled in then, too. */
+SPK_MUST_CHECK spk_status spk_repair(const char *pack_path, const spk_repair_options *options, spk_repair_result *result,
+                                     spk_error *err);
+
+#endif

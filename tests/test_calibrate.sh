@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# tests/test_calibrate.sh - spk-calibrate as a command, and spk-pack --calibration with what it wrote.
+set -u
+calibrate=$SPK_BIN/spk-calibrate pack=$SPK_BIN/spk-pack
+tiny=packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.gguf
+moe=tests/models/tiny-qwen3moe-q4_k_m.gguf
+dense=tests/models/tiny-qwen35-q4_k_m.gguf
+text=tests/text/calibration.txt
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+failed=0
+
+fail() { echo "  $*" >&2; result=FAIL; }
+
+# run STATUS COMMAND...: checks the exit status; a failure prints one line on stderr, wrong usage one and a hint.
+run() {
+    local want=$1 rc lines
+    shift
+    "$@" >"$dir/out" 2>"$dir/err" </dev/null
+    rc=$?
+    [ "$rc" -eq "$want" ] || fail "$* ended with $rc, expected $want: $(cat "$dir/err")"
+    lines=$(wc -l <"$dir/err")
+    [ "$want" -eq 0 ] || { [ "$lines" -ge 1 ] && [ "$lines" -le 2 ]; } || fail "$* printed $lines lines on stderr"
+}
+says() { grep -qF -- "$2" "$dir/$1" || fail "'$2' is not in $1: $(cat "$dir/$1")"; }
+same() { cmp -s "$1" "$2" || fail "$1 and $2 differ"; }
+
+check() {
+    result=ok
+    "$1"
+    find "${dir:?}" -mindepth 1 -delete
+    printf '%-4s %s\n' "$result" "$1"
+    [ "$result" != FAIL ] || failed=1
+}
+
+help_and_wrong_usage() {
+    run 0 "$calibrate" --help; says out "usage: spk-calibrate"
+    run 0 "$calibrate" --version; grep -qE '^spk-calibrate [0-9.]+$' "$dir/out" || fail "version: $(cat "$dir/out")"
+    run 2 "$calibrate" --text $text -o "$dir/s"; says err "expected one MODEL"
+    run 2 "$calibrate" -o "$dir/s" $tiny; says err "exactly one of --text and --tokens"
+    run 2 "$calibrate" --text $text $tiny; says err "expected -o FILE"
+    run 2 "$calibrate" --text $text -o "$dir/s" --backend cuda $tiny; says err "cpu and ref only"
+    run 2 "$calibrate" --text $text -o "$dir/s" --ctx 100000000 $tiny; says err "--ctx"
+    run 2 "$pack" --imatrix a --calibration b $tiny "$dir/a.spk"; says err "expected one of them"
+    [ ! -e "$dir/s" ] || fail "a file was written"
+}
+
+what_cannot_be_is_refused() {
+    run 1 "$calibrate" --text "$dir/absent" -o "$dir/s" $tiny; says err absent
+    run 1 "$calibrate" --text $text -o "$dir/no/s" $tiny; says err "no/s"
+    : >"$dir/empty"
+    run 1 "$calibrate" --text "$dir/empty" -o "$dir/s" $tiny; says err "has no tokens"
+    cp $tiny "$dir/model.gguf"
+    run 2 "$calibrate" --text $text -o "$dir/model.gguf" --force "$dir/model.gguf"; says err "is an input"
+    same "$dir/model.gguf" $tiny
+    echo here >"$dir/s"
+    run 1 "$calibrate" --text $text -o "$dir/s" $tiny; says err "exists"
+    [ "$(cat "$dir/s")" = here ] || fail "the file that was there has changed"
+    run 1 "$pack" --calibration tests/models/tiny-qwen36.imatrix.gguf $tiny "$dir/a.spk"; says err "has no moments"
+    [ ! -e "$dir/a.spk" ] || fail "a pack was written"
+}
+
+# Enough tokens for every expert of the tiny model; any number of threads gives the same file and the same pack.
+packs_with_what_was_recorded() {
+    run 0 "$calibrate" --threads 1 --max-tokens 3000 --text $text -o "$dir/one" $tiny; says out "text     3000 tokens"
+    run 0 "$calibrate" --threads 3 --max-tokens 3000 --text $text -o "$dir/three" $tiny
+    same "$dir/one" "$dir/three"
+    run 0 "$pack" --json --quiet --recipe ffn $tiny "$dir/plain.spk"; cp "$dir/out" "$dir/plain.json"
+    mkdir "$dir/a" && mv "$dir/three" "$dir/a/one"
+    run 0 "$pack" --json --threads 1 --calibration "$dir/one" --recipe ffn $tiny "$dir/one.spk"; cp "$dir/out" "$dir/one.json"
+    run 0 "$pack" --threads 3 --calibration "$dir/a/one" --recipe ffn $tiny "$dir/three.spk"
+    same "$dir/one.spk" "$dir/three.spk"
+    cmp -s "$dir/one.spk" "$dir/plain.spk" && fail "calibration changed nothing"
+    run 0 "$SPK_BIN/spk-info" "$dir/one.spk"; says out "imatrix one"
+    # Fitted to outputs, the weights themselves are a little further away.
+    python3 - "$dir/plain.json" "$dir/one.json" <<'PY' || fail "errors of weights: $(cat "$dir/out")"
+import json, sys
+plain, one = (json.load(open(p))["requantized"] for p in sys.argv[1:])
+ratios = [b["relative_rmse"] / a["relative_rmse"] for a, b in zip(plain, one)]
+sys.exit(not (len(ratios) == 32 and all(1.02 < r < 1.6 for r in ratios)))
+PY
+}
+
+# Of 100 tokens no expert has seen as many as it has columns, nor has the shared expert.
+what_was_seen_too_rarely_falls_back() {
+    run 0 "$calibrate" --max-tokens 100 --text $text -o "$dir/s" $tiny; says out "8 of 8 saw fewer inputs"
+    run 0 "$pack" --calibration "$dir/s" --recipe ffn $tiny "$dir/s.spk"
+    says err "calibration not used for blk.0.ffn_down_exps.weight expert 7: saw fewer inputs than it has columns"
+    run 0 "$pack" --quiet --recipe ffn $tiny "$dir/plain.spk"
+    cmp -s <(tail -c +100000 "$dir/s.spk" | head -c 8000000) <(tail -c +100000 "$dir/plain.spk" | head -c 8000000) ||
+        fail "weights are not those of the plain pack"
+}
+
+# The file is an importance matrix, too, and --importance nothing else.
+is_an_imatrix() {
+    run 0 "$calibrate" --max-tokens 3000 --text $text -o "$dir/s" $tiny
+    run 0 "$calibrate" --max-tokens 3000 --importance --text $text -o "$dir/i" $tiny
+    [ "$(stat -c %s "$dir/i")" -lt 400000 ] || fail "--importance: $(stat -c %s "$dir/i") bytes"
+    mkdir "$dir/a" && cp "$dir/i" "$dir/a/s"
+    run 0 "$pack" --quiet --imatrix "$dir/s" --recipe ffn $tiny "$dir/s.spk"
+    run 0 "$pack" --quiet --imatrix "$dir/a/s" --recipe ffn $tiny "$dir/i.spk"
+    same "$dir/s.spk" "$dir/i.spk"
+    run 1 "$pack" --calibration "$dir/i" --recipe ffn $tiny "$dir/j.spk"; says err "has no moments"
+}
+
+# Without a shared expert, and without experts.
+takes_other_architectures() {
+    for model in $moe $dense; do
+        run 0 "$calibrate" --max-tokens 2000 --text $text -o "$dir/s" --force $model
+        run 0 "$pack" --force --calibration "$dir/s" --recipe native --set '.*ffn_down.*=Q4_K' --set '.*attn_output.*=Q5_K' \
+            $model "$dir/s.spk"
+        says out "Q4_K"
+    done
+}
+
+for name in help_and_wrong_usage what_cannot_be_is_refused packs_with_what_was_recorded what_was_seen_too_rarely_falls_back \
+            is_an_imatrix takes_other_architectures; do
+    check $name
+done
+exit $failed
