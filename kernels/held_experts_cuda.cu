@@ -23,9 +23,6 @@ namespace {
 
 /* ---- Gate and up ---- */
 
-#ifndef HALF
-#define HALF 2
-#endif
 constexpr uint32_t KB = 8, COUNT = 256 * KB;
 
 struct up_args {
@@ -69,7 +66,7 @@ struct routed_warp {
 };
 
 template <uint32_t TYPES, uint32_t WARPS, bool IS_ONE_ROUND>
-__global__ void __launch_bounds__(32 * WARPS, WARPS == 8 ? HALF : 1) held_up_kernel(const __grid_constant__ up_args a) {
+__global__ void __launch_bounds__(32 * WARPS, WARPS == 8 ? 2 : 1) held_up_kernel(const __grid_constant__ up_args a) {
     chain_release();
     touch_arguments(a);
     uint8_t *const memory = ptx::dynamic_shared();      /* x */
@@ -121,8 +118,15 @@ struct down_args {
 template <uint32_t LANES> __host__ __device__ constexpr uint32_t piece_bytes() { return (int8_bytes(256 * LANES, true) + 15) / 16 * 16; }
 template <uint32_t LANES, uint32_t WARPS> constexpr uint32_t down_shared_bytes() { return WARPS * (piece_bytes<LANES>() + (32 / LANES + 1) * (uint32_t)sizeof(float)); }
 
+/* CTAs that the registers of an SM are for: two, but with Q5_K or Q6_K tiles only sm_90's code fits without spilling. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+#define DOWN_CTAS_OF_SM (TYPES == Q4_K ? 2 : 1)
+#else
+#define DOWN_CTAS_OF_SM 2
+#endif
+
 /* LANES of a row: a tile has LANES super-blocks of 32 / LANES rows. */
-template <uint32_t TYPES, uint32_t LANES, uint32_t WARPS> __global__ void __launch_bounds__(32 * WARPS, (TYPES & Q8_0) != 0 || LANES == 1 ? 1 : HALF)
+template <uint32_t TYPES, uint32_t LANES, uint32_t WARPS> __global__ void __launch_bounds__(32 * WARPS, (TYPES & Q8_0) != 0 || LANES == 1 ? 1 : DOWN_CTAS_OF_SM)
 held_down_kernel(const __grid_constant__ down_args a) {
     chain_release();
     touch_arguments(a);

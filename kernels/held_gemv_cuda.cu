@@ -3,7 +3,7 @@
  * Maths      as gemv_cuda.cu, of which this is the short form: rows one tile wide, tiles of one matrix type or a set of types,
  *            up to two rows of floats a CTA that ride along
  * Bytes      qkv + z of Qwen3.6 in Q4_K, 12288 rows of 2048: 14.2 MB; its output projection, 2048 rows of 4096: 4.7 MB
- * Launch     one CTA an SM, of 8 warps (x of 2048) or 16 (4096), so that one pass prepares x.  A warp's first one or two tiles
+ * Launch     one CTA an SM, of 8 warps; a thread prepares 8 values of x (2048) or twice 8 (4096).  A warp's first one or two tiles
  *            are on their way before chain_wait; each later one is asked for when one is done
  * Resources  at most 65536 registers a CTA, half of that for Q4_K; 11 KiB of shared memory, 42 with a tile a warp to spare
  * Reference  gemv_cuda.cu: the same bits (tests/checkkern compares both with spk_kernels.matmul)
@@ -15,10 +15,6 @@
 
 namespace spk {
 namespace {
-
-#ifndef OUT_WARPS
-#define OUT_WARPS 16
-#endif
 
 struct held_segment {
     const uint8_t *tiles, *up;           /* up: of a pair */
@@ -204,17 +200,15 @@ constexpr held_kernel row() {
     typedef shape<TYPES, KB, WARPS, AHEAD, SPARE_BYTES, RIDERS, REST, IS_PAIR> own;
     return { TYPES, KB, WARPS, RIDERS, shared_bytes<own>(), REST, IS_PAIR, held_gemv_kernel<own> };
 }
-#ifndef SPARE
-#define SPARE 4608
-#endif
+constexpr uint32_t SPARE = 9 * 512;     /* a Q4_K tile: qkv + z of Qwen3.6 are three tiles a warp */
 /* The first row that fits is taken. */
 const held_kernel KERNELS[] = {
     row<Q4_K, 8, 8, 2, SPARE, 1, true>(), row<Q5_K, 8, 8, 2, 0, 1, true>(), row<Q6_K, 8, 8, 2, 0, 1, true>(), row<Q8_0, 8, 8, 2, 0, 1, true>(),
     row<Q4_K | Q6_K, 8, 8, 2, 0, 0, true>(), row<Q4_K | Q8_0, 8, 8, 2, 0, 0, true>(),
     row<Q4_K, 8, 8, 2, 0, 2, false, true>(), row<Q8_0, 8, 8, 2, 0, 2, false, true>(),
     row<Q4_K, 8, 8, 2, 0, 1, false>(), row<Q8_0, 8, 8, 2, 0, 1, false>(),
-    row<Q4_K, 16, OUT_WARPS, 1, 0, 0, true>(), row<Q5_K, 16, OUT_WARPS, 1, 0, 0, true>(),
-    row<Q6_K, 16, OUT_WARPS, 1, 0, 0, true>(), row<Q8_0, 16, OUT_WARPS, 1, 0, 0, true>(),
+    row<Q4_K, 16, 8, 1, 0, 0, true>(), row<Q5_K, 16, 8, 1, 0, 0, true>(),
+    row<Q6_K, 16, 8, 1, 0, 0, true>(), row<Q8_0, 16, 8, 1, 0, 0, true>(),
 };
 constexpr uint32_t ROUNDS_MAX = 8;       /* of a warp: longer streams are better off with a deep ring */
 
