@@ -95,11 +95,13 @@ LIB_OBJ   += $(patsubst %.c,$(OBJ)/%.o,$(wildcard kernels/*_avx2.c)) $(LANES_SRC
 AVX2_FLAGS := -mavx2 -mfma -mf16c
 endif
 LIB_OBJ   += $(OBJ)/requant/recipes_builtin.o
+CUDA_SRC   := $(wildcard kernels/*_cuda.cu requant/*_cuda.cu)
+CUDA_STUBS := $(OBJ)/kernels/cuda_stub.o $(OBJ)/requant/quant_gpu_stub.o
 ifeq ($(CUDA),1)
-LIB_OBJ   += $(patsubst %.cu,$(OBJ)/%.o,$(wildcard kernels/*_cuda.cu))
+LIB_OBJ   += $(patsubst %.cu,$(OBJ)/%.o,$(CUDA_SRC))
 LDLIBS    += $(CUDA_LIB) -lsupc++ -ldl -lrt
 else
-LIB_OBJ   += $(OBJ)/kernels/cuda_stub.o
+LIB_OBJ   += $(CUDA_STUBS)
 endif
 LIB       := $(OBJ)/libspk.a
 TOOL_MAIN := $(wildcard formats/*_main.c requant/*_main.c kernels/*_main.c runtime/*_main.c)
@@ -121,7 +123,7 @@ endif
 TEST_SH   := $(sort $(wildcard tests/test_*.sh))
 # The CUDA kernels on the CPU, where there is a C++ compiler (tests/emulator): the GPU's tests, for each variant of the device.
 # Under sanitizers only with SAN=1 EMULATE=1.
-EMULATED  := checkkern gpu_sample gpu_layers gpu_generate gpu_attention
+EMULATED  := checkkern gpu_sample gpu_layers gpu_generate gpu_attention gpu_quant
 EMULATE   ?= $(if $(filter 1,$(SAN)),0,$(if $(shell command -v "$(CXX)" 2>/dev/null),1,0))
 EMU       := $(BUILD)/emulate
 EMU_90    := -D__CUDA_ARCH__=900
@@ -131,8 +133,9 @@ EMU_VARIANTS := $(if $(filter 1,$(EMULATE)),90 80 $(if $(filter 1,$(SAN)),,races
 EMU_FLAGS := -std=c++17 -O2 -g -D_GNU_SOURCE -Itests/emulator/include -I. -Wall -Wextra $(if $(NO_WERROR),,-Werror) -ffp-contract=off -pthread \
              -MMD -MP $(if $(filter 1,$(SAN)),-O1 -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fsanitize-sections=spk_shared)
 # As nvcc, which takes pointers of any type to any memory, unrolls where it is told, and does not see device code as the host's.
-EMU_CUDA_FLAGS := -x c++ -fno-strict-aliasing -Wno-unknown-pragmas -Wno-sign-compare -Wno-unused-parameter
-EMU_PROGRAMS   := $(foreach v,$(EMU_VARIANTS),$(EMULATED:%=$(EMU)/$v/%))
+EMU_CUDA_FLAGS := -x c++ -fno-strict-aliasing -Wno-unknown-pragmas -Wno-sign-compare -Wno-unused-parameter \
+                  -Wno-missing-field-initializers -Wno-enum-compare
+EMU_PROGRAMS   := $(foreach v,$(EMU_VARIANTS),$(EMULATED:%=$(EMU)/$v/%)) $(if $(EMU_VARIANTS),$(EMU)/90/spk-pack)
 TEST_MODEL := build/models/tiny-qwen36-bf16.gguf
 RECIPES   := $(sort $(wildcard packs/*/*.recipe))
 
@@ -192,9 +195,11 @@ $(EMU)/$(1)/obj/%.o: %.cpp Makefile | deps
 $(EMU)/$(1)/obj/%.o: %.cu Makefile | deps
 	$$(Q)mkdir -p $$(@D) && $$(CXX) $$(EMU_FLAGS) $$(EMU_CUDA_FLAGS) $$(EMU_$(1)) $(if $(filter races,$(1)),-fsanitize=thread) -c -o $$@ $$<
 $(EMU)/$(1)/libspk.a: $$(patsubst %.cpp,$(EMU)/$(1)/obj/%.o,$(filter-out $(if $(filter races,$(1)),,%/races.cpp),$(wildcard tests/emulator/*.cpp))) \
-    $$(patsubst %.cu,$(EMU)/$(1)/obj/%.o,$(wildcard kernels/*_cuda.cu)) $(filter-out $(OBJ)/kernels/%_cuda.o $(OBJ)/kernels/cuda_stub.o,$(LIB_OBJ))
+    $$(patsubst %.cu,$(EMU)/$(1)/obj/%.o,$(CUDA_SRC)) $(filter-out $(CUDA_SRC:%.cu=$(OBJ)/%.o) $(CUDA_STUBS),$(LIB_OBJ))
 	$$(Q)rm -f $$@ && $$(AR) rcs $$@ $$^
 $(EMU)/$(1)/%: $(OBJ)/tests/%.o $(EMU)/$(1)/libspk.a
+	$$(Q)$$(CXX) $$(LDFLAGS) -o $$@ $$^ $$(HOST_LDLIBS) -ldl
+$(EMU)/$(1)/spk-pack: $(OBJ)/requant/pack_main.o $(EMU)/$(1)/libspk.a
 	$$(Q)$$(CXX) $$(LDFLAGS) -o $$@ $$^ $$(HOST_LDLIBS) -ldl
 endef
 $(foreach v,$(EMU_VARIANTS),$(eval $(call emulator_rule,$v)))
@@ -208,6 +213,8 @@ $(OBJ)/%_lanes_avx512.o: %_lanes.c Makefile | deps
 $(OBJ)/%.o: %.c Makefile | deps
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -c -o $@ $<
 
+# The GPU's quantizers are the CPU's source and give its bytes: no contraction there either.
+$(OBJ)/requant/%_cuda.o: NVCCFLAGS += -fmad=false
 # The report of ptxas stays beside the object: registers, shared memory and spills of every kernel.
 $(OBJ)/%.o: %.cu kernels/ptxas.awk $(OBJ)/nvcc.text Makefile | deps
 	$(Q)mkdir -p $(@D); $(NVCC) $(NVCCFLAGS) -MMD -MP -c -o $@ $< >$(@:.o=.ptxas) 2>&1; status=$$?; \

@@ -33,6 +33,7 @@ struct spk_outfile {
     int         fd;
     int         direct_fd;          /* the same file past the page cache; -1 where the file system has no such thing */
     bool        replace, has_old;
+    bool        is_new;             /* the temporary file was not there before */
     bool        keeps;              /* what an earlier run left in the temporary file */
     uint64_t    expected_bytes;
     struct stat old;                /* what is replaced, if there is something */
@@ -166,6 +167,7 @@ static spk_status take_temp(spk_outfile *file, mode_t mode, spk_error *err) {
     if (is_there && !is_new) status = check_left_over(file, &info, err);
     if (status == SPK_OK && is_there && (is_new || file->keeps)) {
         file->fd = fd;
+        file->is_new = is_new;
         enter_signal_slot(file);
         return SPK_OK;
     }
@@ -237,7 +239,7 @@ static spk_status begin(const char *path, bool replace, bool keeps, uint64_t exp
         *out = file;
         return SPK_OK;
     }
-    if (file->fd >= 0 && !keeps) (void)unlink(file->temp_path);
+    if (file->fd >= 0 && (!keeps || file->is_new)) (void)unlink(file->temp_path);
     free_outfile(file);
     return status;
 }

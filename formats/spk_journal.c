@@ -3,13 +3,16 @@
 
 #include <string.h>
 
-static spk_digest check_of(const spk_journal_record *record) {
-    return spk_digest_of(record, offsetof(spk_journal_record, check));
+/* With the job: a run of another job begins anew in the same file, and the records that it has not reached stay behind its own. */
+static spk_digest check_of(const spk_journal *journal, const spk_journal_record *record) {
+    spk_journal_record checked = *record;
+    checked.check = journal->job;
+    return spk_digest_of(&checked, sizeof checked);
 }
 
 void spk_journal_put(spk_journal *journal, spk_journal_record record) {
     if (journal->file == NULL) return;
-    record.check = check_of(&record);
+    record.check = check_of(journal, &record);
     uint64_t at = journal->base_bytes + journal->count * sizeof record;
     if (spk_outfile_write(journal->file, at, &record, sizeof record, NULL) == SPK_OK) journal->count++;
     else journal->file = NULL;
@@ -19,6 +22,6 @@ bool spk_journal_get(const spk_journal *journal, uint64_t index, spk_journal_rec
     uint64_t at = journal->base_bytes + index * sizeof *out;
     if (journal->file == NULL) return false;
     if (spk_outfile_read(journal->file, at, out, sizeof *out, NULL) != SPK_OK) return false;
-    spk_digest check = check_of(out);
+    spk_digest check = check_of(journal, out);
     return memcmp(&check, &out->check, sizeof check) == 0 && out->note_bytes <= sizeof out->note;
 }

@@ -21,7 +21,7 @@ typedef struct {
     uint64_t   end_bytes;                /* of data, up to and with what this speaks of */
     spk_digest digest;                   /* JOB: the work; CHUNK: of its bytes */
     uint8_t    note[SPK_NOTE_BYTES_MAX];
-    spk_digest check;                    /* of all before it */
+    spk_digest check;                    /* of all before it, and of the job */
 } spk_journal_record;
 SPK_STATIC_ASSERT(sizeof(spk_journal_record) == 256 && offsetof(spk_journal_record, check) == 240, "on disk");
 
@@ -29,6 +29,7 @@ typedef struct {
     spk_outfile *file;                   /* NULL: no journal is kept */
     uint64_t     base_bytes;             /* where it begins */
     uint64_t     count;                  /* of records written or taken over */
+    spk_digest   job;                    /* goes into each record's check: one that another job left is not this one's */
 } spk_journal;
 
 /* Appends a record; its check is filled in here. */

@@ -151,7 +151,7 @@ static uint64_t count_kept_bytes(spk_pack_writer *writer) {
 /* Past the end of all that the pack can take; a multiple of the record's size. */
 static void begin_journal(spk_pack_writer *writer, const spk_pack_writer_options *o, uint64_t base_bytes) {
     spk_journal_record job = { .kind = SPK_JOURNAL_JOB, .digest = *o->job }, left;
-    writer->journal = (spk_journal){ .file = writer->file, .base_bytes = round_up(base_bytes) };
+    writer->journal = (spk_journal){ .file = writer->file, .base_bytes = round_up(base_bytes), .job = *o->job };
     if (o->resume && spk_journal_get(&writer->journal, 0, &left) && left.kind == SPK_JOURNAL_JOB &&
         memcmp(&left.digest, &job.digest, sizeof job.digest) == 0) {
         writer->kept_bytes = count_kept_bytes(writer);

@@ -40,11 +40,9 @@ __device__ __forceinline__ int dot_us(uint32_t codes, uint32_t x, int sum) { ret
 __device__ __forceinline__ int dot_ss(uint32_t codes, uint32_t x, int sum) { return __dp4a((int)codes, (int)x, sum); }
 
 /* Signals (cuda.h); one thread.  All CTAs of the kernel that gives one are on the device before the one that awaits it starts. */
-__device__ __forceinline__ void give(const spk_cuda_signal &s) {
-    const uint32_t value = __ldcg(s.d_step) + 1;
-    __threadfence();
-    ptx::store_release(s.d_flag, value);
-}
+__device__ __forceinline__ void give(const spk_cuda_signal &s, uint32_t step) { ptx::store_release(s.d_flag, step + 1); }
+/* What give needs: no kernel of the step but its last one changes it, so it may be asked for before the wait. */
+__device__ __forceinline__ uint32_t step_of(const spk_cuda_signal &s) { return s.d_flag != nullptr ? __ldcg(s.d_step) : 0; }
 __device__ __forceinline__ void await(const spk_cuda_signal &s) {
     const uint32_t value = __ldcg(s.d_step) + 1;
     while (ptx::load_acquire(s.d_flag) != value) {}

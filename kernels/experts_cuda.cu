@@ -98,9 +98,8 @@ __device__ __forceinline__ void publish(const up_args &a, const chosen_experts &
         a.choice_out[r] = chosen.choice[r];
         a.weight_out[r] = chosen.weight[r];
     }
-    __threadfence();
-    __syncwarp();
-    if (lane == 0) give(a.routed_ready);
+    __syncwarp();                        /* what all lanes wrote is before lane 0's release */
+    if (lane == 0) give(a.routed_ready, step_of(a.routed_ready));
 }
 
 /* Dynamic shared memory: the vector, candidate keys, then the ring. */

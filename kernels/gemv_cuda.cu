@@ -175,8 +175,9 @@ __global__ void __launch_bounds__(THREADS, 1) gemv_kernel(const __grid_constant_
     load_riders(a, riders);
     norm_prefetch norm;
     norm.load(a.source);
+    const uint32_t signal_step = step_of(a.inputs_ready);
     chain_wait();
-    if (a.inputs_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && threadIdx.x == THREADS - 1) give(a.inputs_ready);
+    if (a.inputs_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && threadIdx.x == THREADS - 1) give(a.inputs_ready, signal_step);
     jobs.factor = prepare_input(a.source, v, norm, riders, blockIdx.x == 0);
     put_riders(a, v, jobs.factor);
     stream.run(v);

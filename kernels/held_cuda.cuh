@@ -81,13 +81,15 @@ __device__ __forceinline__ eight load_float_eight(const uint8_t *row, uint32_t t
     return value;
 }
 
-/* A thread's share of a source; what every source has is asked for at once. */
+/* A thread's share of a source; what every source has is asked for at once, of all shares before any is used. */
 struct source_eight {
     eight value;
-    float head;
-    __device__ __forceinline__ void load(const spk_cuda_source &s, uint32_t at) {
+    float sums[4];                       /* of the head's squares */
+    __device__ __forceinline__ void ask(const spk_cuda_source &s, uint32_t at) {
         value = load_eight(s.x + at);
-        head = s.squares != nullptr ? head_factor(s, at) : 1.0f;
+        if (s.squares != nullptr) load_head(s, at, sums);
+    }
+    __device__ __forceinline__ void add(const spk_cuda_source &s, uint32_t at) {
         if (s.add[0] == nullptr) return;
         const eight first = load_eight(s.add[0] + at), second = s.add[1] != nullptr ? load_eight(s.add[1] + at) : zero_eight();
         value.add(first);
@@ -109,13 +111,14 @@ __device__ __forceinline__ float prepare_held(const spk_cuda_source &s, const in
     if (at0 < ROUND) {
         source_eight own[EIGHTS];
 #pragma unroll
-        for (int e = 0; e < EIGHTS; e++) own[e].load(s, at0 + e * ROUND);
+        for (int e = 0; e < EIGHTS; e++) own[e].ask(s, at0 + e * ROUND);
 #pragma unroll
         for (int e = 0; e < EIGHTS; e++) {
             const uint32_t at = at0 + e * ROUND;
             eight &value = own[e].value;
+            own[e].add(s, at);
             if (writer && s.x_out != nullptr) value.store(s.x_out + at);
-            if (s.squares != nullptr) scale_eight(value, own[e].head);
+            if (s.squares != nullptr) scale_eight(value, head_factor_of(s, own[e].sums));
             if (has_norm) {
                 const float squares = norm_eight(value, norm[e]);
                 if (lane == 0) v.chunk_sums[at / 256] = squares;

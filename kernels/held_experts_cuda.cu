@@ -46,7 +46,7 @@ struct routed_warp {
     }
     __device__ __forceinline__ uint32_t of_rank(uint32_t rank) { return a.logits != nullptr ? made.of_rank(rank) : __ldcg(a.choice + rank); }
     /* Lane r tells rank r.  All lanes. */
-    __device__ __forceinline__ void publish(uint32_t *choice, float *weight, const spk_cuda_signal &ready) {
+    __device__ __forceinline__ void publish(uint32_t *choice, float *weight, const spk_cuda_signal &ready, uint32_t step) {
         const uint32_t lane = threadIdx.x & 31;
         if (a.logits != nullptr) {
             made.of_rank(a.used_count - 1);
@@ -59,9 +59,8 @@ struct routed_warp {
             choice[lane] = __ldcg(a.choice + lane);
             weight[lane] = __ldcg(a.weight + lane);
         }
-        __threadfence();
-        __syncwarp();
-        if (lane == 0) give(ready);
+        __syncwarp();                    /* what all lanes wrote is before lane 0's release */
+        if (lane == 0) give(ready, step);
     }
 };
 
@@ -73,6 +72,7 @@ __global__ void __launch_bounds__(32 * WARPS, WARPS == 8 ? 2 : 1) held_up_kernel
     const input_vector v = carve_int8(memory, COUNT, false);
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const eight norm = a.source.norm_weight != nullptr && threadIdx.x * 8 < COUNT ? load_eight(a.source.norm_weight + threadIdx.x * 8) : zero_eight();
+    const uint32_t signal_step = step_of(a.routed_ready);
     if (a.inputs_ready.d_flag == nullptr) chain_wait();
     else if (threadIdx.x == 0) await(a.inputs_ready);
     __syncthreads();
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(32 * WARPS, WARPS == 8 ? 2 : 1) held_up_kernel
     chain_wait();
     routed_warp routed(a.routing);
     /* The last warp of the last CTA, which has least to do, tells the choice. */
-    if (a.routed_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && warp == WARPS - 1) routed.publish(a.choice_out, a.weight_out, a.routed_ready);
+    if (a.routed_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && warp == WARPS - 1) routed.publish(a.choice_out, a.weight_out, a.routed_ready, signal_step);
     const uint32_t job_count = a.routing.used_count * a.unit_count;
 #pragma unroll 1
     for (uint32_t job = blockIdx.x + gridDim.x * warp; job < job_count; job += gridDim.x * WARPS) {
@@ -114,25 +114,29 @@ struct down_args {
     uint32_t         part_count, row_count;
 };
 
-/* Dynamic shared memory: a piece of h for each warp, sums of its rows, weights of ranks. */
+/* Dynamic shared memory: a piece of h for each warp, sums of its rows, weights of ranks, the rows' residuals, the shared expert's logit. */
 template <uint32_t LANES> __host__ __device__ constexpr uint32_t piece_bytes() { return (int8_bytes(256 * LANES, true) + 15) / 16 * 16; }
-template <uint32_t LANES, uint32_t WARPS> constexpr uint32_t down_shared_bytes() { return WARPS * (piece_bytes<LANES>() + (32 / LANES + 1) * (uint32_t)sizeof(float)); }
+template <uint32_t LANES, uint32_t WARPS> constexpr uint32_t down_shared_bytes() {
+    return WARPS * (piece_bytes<LANES>() + (32 / LANES + 1) * (uint32_t)sizeof(float)) + (32 / LANES + 1 + 3) * (uint32_t)sizeof(float);
+}
 
-/* CTAs that the registers of an SM are for: two, but with Q5_K or Q6_K tiles only sm_90's code fits without spilling. */
+/* Registers of a thread.  An SM's quarters have 16384 each, and one of them gets three of nine warps: 80 is what leaves room beside
+ * two warps of 128, which up and the next product have there.  96 would do for two CTAs of this kernel alone. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
-#define DOWN_CTAS_OF_SM (TYPES == Q4_K ? 2 : 1)
+#define DOWN_REGISTERS (LANES == 2 && TYPES == Q4_K ? 96 : 168)     /* what fits without spilling */
 #else
-#define DOWN_CTAS_OF_SM 2
+#define DOWN_REGISTERS ((TYPES & Q8_0) != 0 || LANES == 1 ? 168 : (TYPES & Q6_K) != 0 ? 96 : 80)
 #endif
 
 /* LANES of a row: a tile has LANES super-blocks of 32 / LANES rows. */
-template <uint32_t TYPES, uint32_t LANES, uint32_t WARPS> __global__ void __launch_bounds__(32 * WARPS, (TYPES & Q8_0) != 0 || LANES == 1 ? 1 : DOWN_CTAS_OF_SM)
+template <uint32_t TYPES, uint32_t LANES, uint32_t WARPS> __global__ void __maxnreg__(DOWN_REGISTERS)
 held_down_kernel(const __grid_constant__ down_args a) {
     chain_release();
     touch_arguments(a);
     constexpr uint32_t ROWS = 32 / LANES, COLUMNS = 256 * LANES;
     uint8_t *const memory = ptx::dynamic_shared();
-    float (*const sums)[ROWS] = (float (*)[ROWS])(memory + WARPS * piece_bytes<LANES>()), *const weights = sums[WARPS];
+    float (*const sums)[ROWS] = (float (*)[ROWS])(memory + WARPS * piece_bytes<LANES>()), *const weights = sums[WARPS],
+          *const residual = weights + WARPS, *const shared_logit = residual + ROWS;
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = blockIdx.x % a.part_count, group = blockIdx.x / a.part_count;
     const uint32_t rank0 = a.routing.used_count * part / a.part_count, ranks = a.routing.used_count * (part + 1) / a.part_count - rank0;
     const bool has_shared = a.shared.tiles != nullptr && part == a.part_count - 1, is_shared = warp >= ranks * a.routed.piece_count;
@@ -144,44 +148,57 @@ held_down_kernel(const __grid_constant__ down_args a) {
     const uint8_t *tile = side.tiles + (uint64_t)group * side.unit_stride + (uint64_t)piece * side.piece_stride;
     if (is_shared && is_there) held.load(side.type, tile, lane);
     if (a.routed_ready.d_flag == nullptr) chain_wait();
-    else if (lane == 0) await(a.routed_ready);
-    __syncwarp();
-    float weight = 0.0f;
+    else if (threadIdx.x == 0) await(a.routed_ready);    /* one of a CTA: a thousand would queue up at one slice of L2 */
+    __syncthreads();
     if (!is_shared) {
         tile += __ldcg(a.routing.choice + rank0 + slot) * a.expert_stride;
-        weight = __ldcg(a.routing.weight + rank0 + slot);
         held.load(side.type, tile, lane);
+        if (lane == 0 && piece == 0) ptx::cp_async_4(ptx::shared_address(weights + slot), a.routing.weight + rank0 + slot);
     }
     chain_wait();
-    const float shared_logit = has_shared ? __ldcg(a.shared_logit) : 0.0f;    /* used last: nothing waits for it before */
-    const uint32_t own_row = group * ROWS + threadIdx.x;                      /* of the threads that end the CTA */
-    const float residual = a.sum_out != nullptr && threadIdx.x < ROWS && own_row < a.row_count ? __ldcg(a.residual + own_row) : 0.0f;
+    volatile uint32_t *const place = (volatile uint32_t *)(shared_logit + 1);     /* for the end; not kept in registers so long */
+    if (threadIdx.x == 0) {
+        place[0] = ranks;
+        place[1] = part;
+        place[2] = group;
+    }
+    const float *const h = side.h + (size_t)(is_shared ? 0 : rank0 + slot) * side.column_count + piece * COLUMNS + lane * 8;
+    /* Used last: on their way to shared memory, where they take no registers and nothing waits for them. */
+    if (a.sum_out != nullptr && threadIdx.x < ROWS && group * ROWS + threadIdx.x < a.row_count) ptx::cp_async_4(ptx::shared_address(residual + threadIdx.x), a.residual + group * ROWS + threadIdx.x);
+    if (has_shared && threadIdx.x == 0) ptx::cp_async_4(ptx::shared_address(shared_logit), a.shared_logit);
     if (is_there) {
-        prepare_piece(side.h + (size_t)(is_shared ? 0 : rank0 + slot) * side.column_count + piece * COLUMNS, COLUMNS, v);
+        eight value[LANES];              /* of h, all asked for before any is used */
+#pragma unroll
+        for (uint32_t c = 0; c < LANES; c++) value[c] = load_eight(h + 256 * c);
+#pragma unroll
+        for (uint32_t c = 0; c < LANES; c++) quantize_eight(v, c, lane, value[c]);
+        __syncwarp();
         const float sum = lanes_sum_of<LANES>(held.template dot<true>(side.type, v, lane % LANES));
         if (lane % LANES == 0) sums[warp][lane / LANES] = sum;
-        if (lane == 0 && !is_shared && piece == 0) weights[slot] = weight;
     }
+    ptx::cp_async_wait_all();
     __syncthreads();
+    const uint32_t end_ranks = place[0], end_part = place[1], own_row = place[2] * ROWS + threadIdx.x;
+    const bool adds_shared = a.shared.tiles != nullptr && end_part == a.part_count - 1;
     if (threadIdx.x >= ROWS || own_row >= a.row_count) return;
     float routed = 0.0f;
     uint32_t at = 0;
-    for (uint32_t r = 0; r < ranks; r++) {
+    for (uint32_t r = 0; r < end_ranks; r++) {
         float sum = 0.0f;
         for (uint32_t p = 0; p < a.routed.piece_count; p++) sum += sums[at++][threadIdx.x];
         routed = fmaf(weights[r], sum, routed);
     }
     float shared = 0.0f;
-    if (has_shared) {
+    if (adds_shared) {
         for (uint32_t p = 0; p < a.shared.piece_count; p++) shared += sums[at++][threadIdx.x];
-        shared = __fmul_rn(sigmoid(shared_logit), shared);
+        shared = __fmul_rn(sigmoid(*shared_logit), shared);
     }
     if (a.sum_out != nullptr) {
-        a.sum_out[own_row] = has_shared ? residual + routed + shared : residual + routed;
+        a.sum_out[own_row] = adds_shared ? residual[threadIdx.x] + routed + shared : residual[threadIdx.x] + routed;
         return;
     }
-    a.routed_out[part][own_row] = routed;
-    if (has_shared) a.shared_out[own_row] = shared;
+    a.routed_out[end_part][own_row] = routed;
+    if (adds_shared) a.shared_out[own_row] = shared;
 }
 
 /* ---- The launches ---- */

@@ -153,8 +153,9 @@ held_gemv_kernel(const __grid_constant__ held_args a) {
 #pragma unroll
     for (int e = 0; e < EIGHTS; e++)
         norm[e] = a.source.norm_weight != nullptr ? load_eight(a.source.norm_weight + (threadIdx.x + e * blockDim.x) * 8) : zero_eight();
+    const uint32_t signal_step = step_of(a.inputs_ready);
     chain_wait();
-    if (a.inputs_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && threadIdx.x == blockDim.x - 1) give(a.inputs_ready);
+    if (a.inputs_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && threadIdx.x == blockDim.x - 1) give(a.inputs_ready, signal_step);
     float residual = walk.is_there() ? residual_of<KB>(walk.segment(), walk.job) : 0.0f;
     const float factor = prepare_held<COUNT, EIGHTS, RIDERS>(a.source, v, norm, riders, blockIdx.x == 0);
     if constexpr (RIDERS > 0) put_riders<RIDERS>(a, v, factor);
@@ -239,7 +240,8 @@ bool launch_held_gemv(spk_cuda *cuda, const spk_cuda_gemv *args) {
     for (uint32_t i = 0; i < args->segment_count; i++)
         if (!add_segment(args->segments[i], kb, a, &types)) return false;
     const bool is_pair = a.segment_count == 0 || a.segments[0].up != nullptr;
-    if (is_pair && a.segment_count > 1) return false;
+    for (uint32_t i = 0; i < a.segment_count; i++)
+        if ((a.segments[i].up != nullptr) != is_pair || (is_pair && i > 0)) return false;
     for (const held_kernel &k : KERNELS) {
         if ((types & ~k.types) != 0 || kb != k.kb || (args->source.has_rest != 0) != k.has_rest || is_pair != k.is_pair) continue;
         if (a.rider_count > k.riders * cuda->sm_count || a.job_count > ROUNDS_MAX * k.warps * cuda->sm_count) continue;

@@ -168,14 +168,22 @@ __device__ __forceinline__ float norm_eight(eight &value, const eight &weight) {
     return warp_sum(squares);
 }
 /* Factor of the head that value `at` belongs to, from the sums of squares of its 32s, in order. */
-__device__ __forceinline__ float head_factor(const spk_cuda_source &s, uint32_t at) {
+__device__ __forceinline__ void load_head(const spk_cuda_source &s, uint32_t at, float sums[4]) {
     const uint32_t first = at / 32 & ~(s.head_dim / 32 - 1);
-    float sums[4], total = 0.0f;
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) sums[i] = i < s.head_dim / 32 ? __ldcg(s.squares + first + i) : 0.0f;
+}
+__device__ __forceinline__ float head_factor_of(const spk_cuda_source &s, const float sums[4]) {
+    float total = 0.0f;
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) total += sums[i];
     return rsqrtf(__fdividef(total, (float)s.head_dim) + s.eps);
+}
+
+__device__ __forceinline__ float head_factor(const spk_cuda_source &s, uint32_t at) {
+    float sums[4];
+    load_head(s, at, sums);
+    return head_factor_of(s, sums);
 }
 
 /* Sum of k values in shared memory, by every warp for itself: a butterfly over 32, then the 32s in order. */

@@ -118,8 +118,10 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
 
 /* ---- The compiler and the clock ---- */
 
-/* Whatever made `value` is not left out. */
-__device__ __forceinline__ void keep(uint32_t value) { asm volatile("" ::"r"(value)); }
+/* Whatever made `value` is not left out.  An empty statement would do for the compiler, but ptxas does not see those. */
+__device__ __forceinline__ void keep(uint32_t value) {
+    asm volatile("{\n .reg .pred p;\n setp.eq.u32 p, %0, 1;\n @p nanosleep.u32 0;\n}" ::"r"(value));
+}
 __device__ __forceinline__ unsigned long long globaltimer_ns() {
     unsigned long long ns;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));

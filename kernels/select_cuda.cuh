@@ -84,8 +84,11 @@ struct warp_choice {
     __device__ __forceinline__ void load(const float *logits, uint32_t n) {
         const uint32_t at = 8 * (threadIdx.x & 31);
         found = index = value_bits = 0;
+        float value[8];                  /* all asked for before any is used, whatever n is */
 #pragma unroll
-        for (int i = 0; i < 8; i++) bits[i] = at + i < n ? max(order_bits(__ldcg(logits + at + i) + 0.0f), 1u) : 0;
+        for (int i = 0; i < 8; i++) value[i] = __ldcg(logits + min(at + i, n - 1));
+#pragma unroll
+        for (int i = 0; i < 8; i++) bits[i] = at + i < n ? max(order_bits(value[i] + 0.0f), 1u) : 0;
     }
     __device__ __forceinline__ void find_next() {
         const uint32_t lane = threadIdx.x & 31;

@@ -11,6 +11,7 @@
 
 /* Of a pack, besides its data and metadata. */
 #define PROVENANCE_BYTES (UINT64_C(16) << 10)
+#define SET_RULE_BYTES 32                            /* of a --set rule in the recipe's text, besides itself */
 #define DIRECTORY_ENTRY_BYTES 256
 #define SECTION_PADDING_BYTES (UINT64_C(16) << 10)
 
@@ -166,10 +167,11 @@ static void end_search(spk_budget_search *s) {
  * provenance with the recipe, checksums of 16 bytes for 4 MiB. */
 static uint64_t overhead_of(const spk_budget *b) {
     const spk_kv_set *kvs = spk_gguf_kvs(b->options.convert->source);
-    uint64_t kv_bytes = 0, data_bytes = 0;
+    uint64_t kv_bytes = 0, data_bytes = 0, set_bytes = 0;
     for (uint64_t i = 0; i < kvs->count; i++) kv_bytes += kvs->items[i].entry_bytes;
     for (uint64_t i = 0; i < b->plan.tensor_count; i++) data_bytes += spk_tensor_bytes(&b->plan.tensors[i]);
-    return SECTION_PADDING_BYTES + kv_bytes + kv_bytes / 256 + b->plan.tensor_count * DIRECTORY_ENTRY_BYTES + PROVENANCE_BYTES +
+    for (size_t i = 0; i < b->options.set_count; i++) set_bytes += strlen(b->options.sets[i]) + SET_RULE_BYTES;
+    return set_bytes + SECTION_PADDING_BYTES + kv_bytes + kv_bytes / 256 + b->plan.tensor_count * DIRECTORY_ENTRY_BYTES + PROVENANCE_BYTES +
            b->plan.config.layer_count * UINT64_C(256) + data_bytes / (UINT64_C(4) << 20) * 16;
 }
 

@@ -272,6 +272,10 @@ static void put_sums(output *o, const sums *s, const char *name) {
         o->status = spk_fail(o->err, SPK_E_MEMORY, "out of memory to write '%s'", name);
     if (is_last_pass && o->status == SPK_OK) {
         for (uint64_t i = 0; i < values; i++) floats[i] = (float)s->sum2[i];
+        for (uint64_t i = 0; i < values && o->status == SPK_OK; i++)
+            if (!isfinite(floats[i]))
+                o->status = spk_fail(o->err, SPK_E_NONFINITE, "'%s': inputs of column %" PRIu64 " are NaN, infinite or too large", name,
+                                     i % n);
         for (uint64_t m = 0; m < s->matrix_count; m++) {
             floats[values + m] = (float)s->count[m];
             if (s->moment != NULL)

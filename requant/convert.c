@@ -188,6 +188,26 @@ static spk_status refuse_nonfinite(const row_range *range, const uint8_t *source
                     row % t->dims[1], bad % blocks_per_row, type->is_quantized ? "scale" : "weight");
 }
 
+/* Rows that are summed at a time: the sums are in the pack, to the last bit. */
+static uint64_t summed_rows_of(const spk_tensor *t) {
+    uint64_t rows = SPK_CONVERT_STRETCH_WEIGHTS / t->dims[0];
+    return rows == 0 ? 1 : rows;
+}
+
+/* Rows that are made at a time: of a calibrated matrix as many as there are. */
+static uint64_t stretch_rows_of(const spk_convert_options *options, const spk_tensor *t, bool on_gpu) {
+    if (spk_convert_is_calibrated(options, t)) return t->dims[1];
+    return summed_rows_of(t) * (on_gpu ? SPK_CONVERT_GPU_STRETCHES : 1);
+}
+
+static void add_errors(const row_range *range, uint64_t summed_rows, const spk_convert_scratch *scratch, spk_quant_error *sums) {
+    uint64_t cols = range->tensor->dims[0];
+    for (uint64_t row = 0; row < range->row_count; row += summed_rows) {
+        uint64_t rows = range->row_count - row < summed_rows ? range->row_count - row : summed_rows;
+        spk_quant_error_add(sums, scratch->weights + row * cols, scratch->decoded + row * cols, rows * cols);
+    }
+}
+
 /* A few rows of one matrix: source -> floats -> blocks -> floats, and the difference. */
 static spk_status requantize_stretch(const spk_convert_job *job, const row_range *range, const float *importance,
                                      spk_convert_scratch *scratch, uint8_t *out, spk_quant_error *sums,
@@ -201,26 +221,20 @@ static spk_status requantize_stretch(const spk_convert_job *job, const row_range
     spk_quant_job quant = { .type = t->type, .row_count = range->row_count, .col_count = t->dims[0],
                             .weights = scratch->weights, .importance = importance, .blocks = out,
                             .effort = options->effort };
-    if (spk_convert_is_calibrated(options, t))
+    bool is_calibrated = spk_convert_is_calibrated(options, t);
+    if (is_calibrated)
         SPK_TRY(spk_convert_quantize_calibrated(options, job->plan, t, range->row_begin / t->dims[1], &quant, err));
     else
-        SPK_TRY(spk_quantize(&quant, err));
+        SPK_TRY(scratch->queue != NULL ? spk_quantize_queued(scratch->queue, &quant, err) : spk_quantize(&quant, err));
     spk_dequantize(t->type, out, weight_count, scratch->decoded);
-    spk_quant_error_add(sums, scratch->weights, scratch->decoded, weight_count);
+    add_errors(range, is_calibrated ? range->row_count : summed_rows_of(t), scratch, sums);
     return SPK_OK;
-}
-
-/* Rows that are made at a time: of a calibrated matrix as many as there are. */
-static uint64_t stretch_rows_of(const spk_convert_options *options, const spk_tensor *t) {
-    if (spk_convert_is_calibrated(options, t)) return t->dims[1];
-    uint64_t rows = SPK_CONVERT_STRETCH_WEIGHTS / t->dims[0];
-    return rows == 0 ? 1 : rows;
 }
 
 static spk_status requantize_rows(const spk_convert_job *job, const row_range *range, spk_convert_scratch *scratch,
                                   spk_quant_error *sums, spk_error *err) {
     const spk_tensor *t = range->tensor;
-    uint64_t stretch_rows = stretch_rows_of(job->options, t), done = 0;
+    uint64_t stretch_rows = stretch_rows_of(job->options, t, scratch->queue != NULL), done = 0;
     while (done < range->row_count) {
         row_range stretch = *range;
         stretch.row_begin = range->row_begin + done;
@@ -277,7 +291,7 @@ spk_status spk_convert_make_job(const spk_convert_options *options, const spk_co
             uint64_t bytes = range.row_count * range.row_bytes, cols = range.tensor->dims[0];
             if (bytes > job.piece_bytes_max) job.piece_bytes_max = bytes;
             if (!spk_tensor_is_requantized(range.tensor)) continue;
-            uint64_t rows = stretch_rows_of(options, range.tensor);
+            uint64_t rows = stretch_rows_of(options, range.tensor, options->on_gpu);
             if (rows > range.row_count) rows = range.row_count;
             if (rows * cols > job.stretch_weights_max) job.stretch_weights_max = rows * cols;
         }

@@ -15,6 +15,7 @@
 #include "requant/calibration.h"
 #include "requant/imatrix.h"
 #include "requant/quant.h"
+#include "requant/quant_gpu.h"
 #include "requant/recipe.h"
 
 /* Called from one thread. */
@@ -32,6 +33,7 @@ typedef struct {
     const char        *imatrix_name;     /* of either, for provenance; "" if none */
     spk_quant_effort   effort;           /* for provenance too */
     uint32_t           thread_count;     /* 0: one for each CPU of this process; never changes the output */
+    bool               on_gpu;           /* quantize on the GPU, which was found; never changes the output; no calibration then */
     bool               resume;           /* go on with what a killed run of the same conversion left beside out_path */
     spk_convert_progress_fn *progress;   /* may be NULL */
     void              *progress_context;
@@ -64,6 +66,13 @@ SPK_MUST_CHECK spk_status spk_convert_plan_make(const spk_convert_options *optio
 void spk_convert_plan_free(spk_convert_plan *plan);      /* safe on a zeroed plan */
 /* Whether a tensor is fitted from its counterpart: it is requantized, and more precise there. */
 bool spk_convert_is_fitted(const spk_convert_plan *plan, uint64_t tensor_index);
+
+/* Where to quantize: SPK_DEVICE_AUTO is the GPU where there is one, enough to do, and no calibration. */
+typedef enum { SPK_DEVICE_AUTO = 0, SPK_DEVICE_CPU, SPK_DEVICE_CUDA } spk_convert_device;
+/* *on_gpu for options.on_gpu, and then the GPU's name.  SPK_E_UNSUPPORTED if it must be a GPU and there is none. */
+SPK_MUST_CHECK spk_status spk_convert_choose_device(spk_convert_device device, const spk_convert_options *options,
+                                                    const spk_convert_plan *plan, bool *on_gpu,
+                                                    char name[SPK_QUANT_GPU_NAME_SIZE], spk_error *err);
 
 /* Do it.  On failure nothing is left at out_path (or what was there stays).  A source that changes meanwhile is
  * SPK_E_IO.  A block with a NaN or infinite scale that would be requantized is SPK_E_NONFINITE with tensor, expert, row and

@@ -6,6 +6,8 @@
 
 /* Weights that are decoded, encoded and compared at a time: whole rows, and small enough for a core's cache. */
 enum { SPK_CONVERT_STRETCH_WEIGHTS = 1 << 16 };
+/* A GPU gets so many stretches at a time; errors are summed by stretches all the same, and so are equal. */
+enum { SPK_CONVERT_GPU_STRETCHES = 8 };
 
 /* The files that weights come from. */
 enum { SPK_CONVERT_SOURCE, SPK_CONVERT_WEIGHTS, SPK_CONVERT_FILE_COUNT };
@@ -54,8 +56,11 @@ typedef struct {
     uint8_t *rows;             /* [piece_bytes_max] rows of a piece in the target's type */
     uint8_t *source;           /* a stretch of rows that are requantized, as they are in their file */
     float   *weights, *decoded; /* [stretch_weights_max] that stretch, and what its requant decodes to */
+    spk_quant_queue *queue;    /* NULL on a CPU; else weights are its memory */
 } spk_convert_scratch;
 bool spk_convert_scratch_alloc(const spk_convert_job *job, spk_convert_scratch *out);   /* false: out of memory, free it */
+/* The scratch gets a queue of its own. */
+SPK_MUST_CHECK spk_status spk_convert_scratch_use_gpu(const spk_convert_job *job, spk_convert_scratch *scratch, spk_error *err);
 void spk_convert_scratch_free(spk_convert_scratch *scratch);
 
 /* Read, requantize where the plan says so, and lay out one run.  buffer[run->size_bytes] is written whole; errors[p]

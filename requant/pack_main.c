@@ -44,6 +44,8 @@ static const char help_head[] =
     "  --write-recipe FILE the recipe that was used, --set rules included: with it the same pack is made again\n"
     "  --calibration FILE  what spk-calibrate has recorded: Q4_K and Q5_K are fitted to what they do to the model\n"
     "  --threads N         worker threads; never changes the output [all CPUs]\n"
+    "  --device DEVICE     where to quantize: cpu, cuda or auto, which is a GPU if there is one and enough to do; never changes\n"
+    "                      the output [auto]\n"
     "  --dry-run           print the plan and the size; write no pack; OUT.spk may be left out\n"
     "  --force             replace OUT.spk if it exists\n"
     "  --resume            go on where a run of the same conversion was killed (same files, untouched; else start anew)\n"
@@ -63,6 +65,7 @@ static const char help_tail[] =
 static const char *const effort_names[] = {
     [SPK_EFFORT_NORMAL] = "normal", [SPK_EFFORT_FAST] = "fast", [SPK_EFFORT_BEST] = "best",
 };
+static const char *const device_names[] = { "auto", "cpu", "cuda" };     /* of spk_convert_device */
 
 typedef struct {
     const char  *in_path, *out_path;     /* out_path NULL: none given */
@@ -74,6 +77,7 @@ typedef struct {
     const char **sets;
     size_t       set_count;
     spk_quant_effort effort;
+    spk_convert_device device;
     uint64_t     thread_count;
     bool         is_dry_run, is_forced, is_resuming, is_json, is_quiet;
 } arguments;
@@ -99,6 +103,7 @@ typedef struct {
     spk_model_config     config;
     char                 fingerprint[SPK_FINGERPRINT_SIZE];
     uint64_t             source_bytes, pack_bytes;
+    char                 gpu_name[SPK_QUANT_GPU_NAME_SIZE];    /* where options.on_gpu */
     double               seconds;
 } conversion;
 
@@ -139,6 +144,7 @@ static void print_text(const conversion *c) {
                spk_plan_data_bytes(plan));
         return;
     }
+    if (c->options.on_gpu) printf("quantized  on %s\n", c->gpu_name);
     if (plan->resumed_bytes > 0)
         printf("resumed    after %" PRIu64 " of %" PRIu64 " bytes of data\n", plan->resumed_bytes, spk_plan_data_bytes(plan));
     printf("pack       %s (%s, %" PRIu64 " bytes)\n", args->out_path, spk_cli_bytes_text(c->pack_bytes, text),
@@ -204,6 +210,7 @@ static cJSON *make_json(const conversion *c) {
     for (uint64_t i = 0; i < plan->importance_fallback_count; i++)
         (void)cJSON_AddItemToArray(fallbacks, spk_cli_json_string(plan->importance_fallbacks[i]));
     (void)cJSON_AddStringToObject(root, "effort", effort_names[c->args->effort]);
+    (void)cJSON_AddStringToObject(root, "device", device_names[c->options.on_gpu ? SPK_DEVICE_CUDA : SPK_DEVICE_CPU]);
     if (c->budget != NULL) (void)cJSON_AddItemToObject(root, "budget", spk_budget_json(c->budget));
     add_tensors(root, c, is_written);
     add_bytes(root, "weight_bytes_before", weights.source_bytes);
@@ -417,12 +424,9 @@ static void print_notes(const conversion *c) {
         fprintf(stderr, TOOL ": no recipe is the default of this model (%s): using '%s', %s\n", c->fingerprint,
                 spk_recipe_name(c->recipe), spk_recipe_about(c->recipe));
     print_tokenizer_note(c);
-    if (c->imatrix != NULL && c->census.requantized_count == 0)
-        fprintf(stderr, TOOL ": nothing is requantized, so %s is not used\n", c->args->imatrix_path);
-    if (c->calibration != NULL && c->census.requantized_count == 0)
-        fprintf(stderr, TOOL ": nothing is requantized, so %s is not used\n", c->args->calibration_path);
-    if (c->weights != NULL && c->census.requantized_count == 0)
-        fprintf(stderr, TOOL ": nothing is requantized, so %s is not used\n", c->args->weights_path);
+    const char *const helpers[] = { c->args->imatrix_path, c->args->calibration_path, c->args->weights_path };
+    for (size_t i = 0; i < sizeof helpers / sizeof *helpers && c->census.requantized_count == 0; i++)
+        if (helpers[i] != NULL) fprintf(stderr, TOOL ": nothing is requantized, so %s is not used\n", helpers[i]);
     for (uint64_t i = 0; i < c->plan.importance_fallback_count; i++)
         fprintf(stderr, TOOL ": %s not used for %s\n", c->calibration != NULL ? "calibration" : "importance",
                 c->plan.importance_fallbacks[i]);
@@ -439,6 +443,7 @@ static spk_status convert(conversion *c, spk_error *err) {
     spk_census_take(c->plan.tensors, c->plan.tensor_count, &c->census);
     if (!c->args->is_quiet) print_notes(c);
     if (c->args->is_dry_run) return write_recipe(c, err);
+    SPK_TRY(spk_convert_choose_device(c->args->device, &c->options, &c->plan, &c->options.on_gpu, c->gpu_name, err));
     spk_status status = spk_convert_run(&c->options, &c->plan, err);
     spk_cli_progress_end(&c->progress);
     if (status != SPK_OK) return status;
@@ -496,14 +501,14 @@ static int print_help(void) {
 enum {
     OPT_RECIPE = 256, OPT_SET, OPT_WEIGHTS, OPT_IMATRIX, OPT_CALIBRATION, OPT_THREADS, OPT_DRY_RUN, OPT_FORCE, OPT_JSON, OPT_REPORT,
     OPT_QUIET, OPT_EFFORT, OPT_RESUME, OPT_MAX_KL, OPT_MAX_TOKEN_BYTES, OPT_MAX_SIZE, OPT_TEXT, OPT_CTX, OPT_MAX_TOKENS,
-    OPT_WRITE_RECIPE
+    OPT_WRITE_RECIPE, OPT_DEVICE
 };
 static const struct option long_options[] = {
     { "recipe", required_argument, NULL, OPT_RECIPE },   { "set", required_argument, NULL, OPT_SET },
     { "source-weights", required_argument, NULL, OPT_WEIGHTS }, { "calibration", required_argument, NULL, OPT_CALIBRATION },
     { "imatrix", required_argument, NULL, OPT_IMATRIX }, { "threads", required_argument, NULL, OPT_THREADS },
     { "dry-run", no_argument, NULL, OPT_DRY_RUN },       { "force", no_argument, NULL, OPT_FORCE },
-    { "resume", no_argument, NULL, OPT_RESUME },
+    { "resume", no_argument, NULL, OPT_RESUME },         { "device", required_argument, NULL, OPT_DEVICE },
     { "json", no_argument, NULL, OPT_JSON },             { "report", required_argument, NULL, OPT_REPORT },
     { "quiet", no_argument, NULL, OPT_QUIET },           { "effort", required_argument, NULL, OPT_EFFORT },
     { "max-kl", required_argument, NULL, OPT_MAX_KL },   { "max-size", required_argument, NULL, OPT_MAX_SIZE },
@@ -515,16 +520,16 @@ static const struct option long_options[] = {
     { NULL, 0, NULL, 0 },
 };
 
-static bool parse_effort(const char *text, spk_quant_effort *out) {
-    for (size_t i = 0; i < sizeof effort_names / sizeof *effort_names; i++)
-        if (strcmp(text, effort_names[i]) == 0) {
-            *out = (spk_quant_effort)i;
-            return true;
-        }
-    return false;
+enum { CHOICE_COUNT = 3 };               /* of efforts, and of devices */
+
+/* The index of a name, or CHOICE_COUNT. */
+static size_t find_name(const char *text, const char *const names[CHOICE_COUNT]) {
+    size_t i = 0;
+    while (i < CHOICE_COUNT && strcmp(text, names[i]) != 0) i++;
+    return i;
 }
 
-static spk_status take_budget_option(int option, arguments *a, spk_error *err) {
+static spk_status take_value(int option, arguments *a, spk_error *err) {
     const uint64_t largest = SPK_BUDGET_UNLIMITED - 1;
     switch (option) {
     case OPT_MAX_KL:          return spk_cli_double("--max-kl", optarg, 0, 1e6, &a->max_kl, err);
@@ -532,6 +537,7 @@ static spk_status take_budget_option(int option, arguments *a, spk_error *err) {
     case OPT_MAX_SIZE:        return spk_cli_u64("--max-size", optarg, 1, largest, &a->max_pack_bytes, err);
     case OPT_CTX:             return spk_cli_u64("--ctx", optarg, 1, SPK_CONTEXT_MAX, &a->ctx, err);
     case OPT_MAX_TOKENS:      return spk_cli_u64("--max-tokens", optarg, 3, SPK_COMPARE_POSITION_COUNT_MAX + 1, &a->max_tokens, err);
+    case OPT_THREADS:         return spk_cli_u64("--threads", optarg, 1, SPK_POOL_THREAD_MAX, &a->thread_count, err);
     case OPT_TEXT:            a->text_path = optarg; return SPK_OK;
     default:                  a->write_recipe_path = optarg; return SPK_OK;
     }
@@ -543,6 +549,8 @@ static spk_status check_arguments(const arguments *a, spk_error *err) {
         return spk_fail(err, SPK_E_USAGE, "--report shows errors, which a --dry-run does not know");
     if (a->imatrix_path != NULL && a->calibration_path != NULL)
         return spk_fail(err, SPK_E_USAGE, "--imatrix and --calibration: expected one of them");
+    if (a->device == SPK_DEVICE_CUDA && a->calibration_path != NULL)
+        return spk_fail(err, SPK_E_USAGE, "--device cuda: what --calibration is for is made on the CPU");
     if (has_budget(a) && a->calibration_path != NULL)
         return spk_fail(err, SPK_E_USAGE, "--calibration is not used while a budget is spent: expected the recipe that it wrote");
     if (has_budget(a) && a->text_path == NULL)
@@ -573,12 +581,14 @@ int main(int argc, char **argv) {
         case OPT_IMATRIX: args.imatrix_path = optarg; break;
         case OPT_CALIBRATION: args.calibration_path = optarg; break;
         case OPT_EFFORT:
-            if (!parse_effort(optarg, &args.effort))
+            args.effort = (spk_quant_effort)find_name(optarg, effort_names);
+            if ((size_t)args.effort == CHOICE_COUNT)
                 exit_status = spk_cli_usage(TOOL, "--effort '%s': expected fast, normal or best", optarg);
             break;
-        case OPT_THREADS:
-            if (spk_cli_u64("--threads", optarg, 1, SPK_POOL_THREAD_MAX, &args.thread_count, &err) != SPK_OK)
-                exit_status = spk_cli_usage(TOOL, "%s", err.text);
+        case OPT_DEVICE:
+            args.device = (spk_convert_device)find_name(optarg, device_names);
+            if ((size_t)args.device == CHOICE_COUNT)
+                exit_status = spk_cli_usage(TOOL, "--device '%s': expected auto, cpu or cuda", optarg);
             break;
         case OPT_DRY_RUN: args.is_dry_run = true; break;
         case OPT_FORCE:   args.is_forced = true; break;
@@ -589,7 +599,7 @@ int main(int argc, char **argv) {
         case 'h':         exit_status = print_help(); break;
         case 'V':         puts(TOOL " " SPK_VERSION_TEXT); exit_status = spk_cli_finish(TOOL, SPK_EXIT_DONE); break;
         default:
-            if (option == '?' || take_budget_option(option, &args, &err) != SPK_OK)
+            if (option == '?' || take_value(option, &args, &err) != SPK_OK)
                 exit_status = spk_cli_usage(TOOL, "%s", err.text);
             break;
         }

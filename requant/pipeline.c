@@ -127,7 +127,8 @@ static void *digest_file(void *context) {
 void spk_convert_scratch_free(spk_convert_scratch *scratch) {
     free(scratch->rows);
     free(scratch->source);
-    free(scratch->weights);
+    if (scratch->queue == NULL) free(scratch->weights);
+    spk_quant_queue_close(scratch->queue);
     free(scratch->decoded);
 }
 
@@ -137,6 +138,13 @@ bool spk_convert_scratch_alloc(const spk_convert_job *job, spk_convert_scratch *
     scratch->weights = malloc(job->stretch_weights_max * sizeof(float));
     scratch->decoded = malloc(job->stretch_weights_max * sizeof(float));
     return scratch->rows && scratch->source && scratch->weights && scratch->decoded;
+}
+
+spk_status spk_convert_scratch_use_gpu(const spk_convert_job *job, spk_convert_scratch *scratch, spk_error *err) {
+    SPK_TRY(spk_quant_queue_open(job->stretch_weights_max, &scratch->queue, err));
+    free(scratch->weights);
+    scratch->weights = spk_quant_queue_weights(scratch->queue);
+    return SPK_OK;
 }
 
 /* The runs that a killed run of this conversion had written, before the threads start. */
@@ -243,6 +251,8 @@ spk_status spk_convert_pipeline(const spk_convert_job *job, spk_pack_writer *wri
         ? replay_runs(&pipe, writer, errors, err)
         : spk_fail(err, SPK_E_MEMORY, "out of memory for %" PRIu64 " buffers of %" PRIu64 " bytes", slot_count,
                    job->run_bytes_max);
+    for (uint32_t w = 0; w < worker_count && status == SPK_OK && job->options->on_gpu; w++)
+        status = spk_convert_scratch_use_gpu(job, &workers[w].scratch, err);
     if (status == SPK_OK) status = run_threads(&pipe, workers, worker_count, writer, errors, err);
     for (uint32_t d = 0; d < pipe.digest_count && status == SPK_OK; d++) digests[d] = pipe.digests[d].digest;
     for (uint64_t s = 0; s < slot_count && pipe.slots != NULL; s++) free(pipe.slots[s].buffer);

@@ -11,13 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "requant/quant_internal.h"
-
-/* Columns without importance still decide ties: a sub-block that the imatrix never saw is then coded like any other. */
-#define IMPORTANCE_FLOOR 0x1p-20f
-
-/* Less than half of the smallest F16: no block holds a smaller weight than 2^-24, and 0 is nearer. */
-#define TINY 0x1p-26f
+#include "requant/quant_blocks_internal.h"
 
 static bool always_usable(void) { return true; }
 
@@ -39,87 +33,62 @@ const spk_quant_build spk_quant_builds[] = {
 };
 const size_t spk_quant_build_count = sizeof spk_quant_builds / sizeof *spk_quant_builds;
 
-/* ---- Fits to blocks.  Eight codes of a row are read as one little-endian word, lane 0 in the lowest byte. ---- */
+/* ---- Tiles to blocks, by the search of a build; without one (NULL) only what needs none, else false ---- */
 
-static uint64_t eight_codes(const void *codes) {
-    uint64_t word;
-    memcpy(&word, codes, sizeof word);
-    return word;
-}
-
-static void pack_scales(const spk_quant_affine_fit *fit, uint8_t packed[12]) {
-    for (int j = 0; j < 4; j++) {
-        packed[j] = (uint8_t)(fit->scale[j] | (fit->scale[j + 4] >> 4) << 6);
-        packed[j + 4] = (uint8_t)(fit->min[j] | (fit->min[j + 4] >> 4) << 6);
-        packed[j + 8] = (uint8_t)((fit->scale[j + 4] & 15) | (fit->min[j + 4] & 15) << 4);
-    }
-}
-
-/* The low nibbles of lanes 2c and 2c + 1 share a byte of chunk c. */
-static void pack_nibbles(uint64_t codes, uint8_t *chunks, size_t l) {
-    uint64_t low = codes & UINT64_C(0x0F0F0F0F0F0F0F0F), pairs = low | low >> 4;
-    for (size_t c = 0; c < 4; c++) chunks[32 * c + l] = (uint8_t)(pairs >> (16 * c));
-}
-
-static void make_q4_k(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out) {
+static bool make_q4_k(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out) {
     spk_quant_affine_fit fit;
-    if (!spk_quant_affine_exact(tile, 15, &fit)) build->affine(tile, 15, effort, &fit);
-    spk_block_q4_k block = { .d = fit.d, .dmin = fit.dmin };
-    pack_scales(&fit, block.scales);
-    for (size_t l = 0; l < 32; l++) pack_nibbles(eight_codes(fit.code[l]), block.qs, l);
-    memcpy(out, &block, sizeof block);
-}
-
-static void make_q5_k(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out) {
-    spk_quant_affine_fit fit;
-    if (!spk_quant_affine_exact(tile, 31, &fit)) build->affine(tile, 31, effort, &fit);
-    spk_block_q5_k block = { .d = fit.d, .dmin = fit.dmin };
-    pack_scales(&fit, block.scales);
-    for (size_t l = 0; l < 32; l++) {
-        uint64_t codes = eight_codes(fit.code[l]), high = codes >> 4 & UINT64_C(0x0101010101010101);
-        pack_nibbles(codes, block.qs, l);
-        /* Gathers bit 8 j of the word into bit j of the top byte. */
-        block.qh[l] = (uint8_t)(high * UINT64_C(0x0102040810204080) >> 56);
+    spk_block_q4_k block;
+    if (!spk_quant_affine_exact(tile, 15, &fit)) {
+        if (build == NULL) return false;
+        build->affine(tile, 15, effort, &fit);
     }
+    spk_quant_pack_q4_k(&fit, 0, 1, &block);
     memcpy(out, &block, sizeof block);
+    return true;
 }
 
-static void make_q6_k(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out) {
+static bool make_q5_k(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out) {
+    spk_quant_affine_fit fit;
+    spk_block_q5_k block;
+    if (!spk_quant_affine_exact(tile, 31, &fit)) {
+        if (build == NULL) return false;
+        build->affine(tile, 31, effort, &fit);
+    }
+    spk_quant_pack_q5_k(&fit, 0, 1, &block);
+    memcpy(out, &block, sizeof block);
+    return true;
+}
+
+static bool make_q6_k(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out) {
     spk_quant_q6_fit fit;
-    if (!spk_quant_q6_exact(tile, &fit)) build->q6(tile, effort, &fit);
-    spk_block_q6_k block = { .d = fit.d };
-    memcpy(block.scales, fit.scale, sizeof block.scales);
-    for (size_t t = 0; t < 2; t++)
-        for (size_t l = 0; l < 32; l++) {
-            /* Weights 128 t + 32 k + l, k = 0..3: lanes 2k + l / 16 of one row of the tile. */
-            const int8_t *row = fit.code[16 * t + l % 16] + l / 16;
-            unsigned code[4];
-            for (size_t k = 0; k < 4; k++) code[k] = (unsigned)(row[2 * k] - SPK_QUANT_Q6_CODE_MIN);
-            block.ql[64 * t + l] = (uint8_t)((code[0] & 15) | (code[2] & 15) << 4);
-            block.ql[64 * t + 32 + l] = (uint8_t)((code[1] & 15) | (code[3] & 15) << 4);
-            block.qh[32 * t + l] = (uint8_t)(code[0] >> 4 | code[1] >> 4 << 2 | code[2] >> 4 << 4 | code[3] >> 4 << 6);
-        }
+    spk_block_q6_k block;
+    if (!spk_quant_q6_exact(tile, &fit)) {
+        if (build == NULL) return false;
+        build->q6(tile, effort, &fit);
+    }
+    spk_quant_pack_q6_k(&fit, 0, 1, &block);
     memcpy(out, &block, sizeof block);
+    return true;
 }
 
-static void make_q8_0(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out) {
+static bool make_q8_0(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out) {
     spk_quant_q8_fit fit;
-    if (!spk_quant_q8_exact(tile, &fit)) build->q8(tile, effort, &fit);
     spk_block_q8_0 blocks[SPK_QUANT_LANES];
-    for (size_t j = 0; j < SPK_QUANT_LANES; j++) {
-        blocks[j].d = fit.d[j];
-        for (size_t i = 0; i < 32; i++) blocks[j].qs[i] = fit.code[i][j];
+    if (!spk_quant_q8_exact(tile, &fit)) {
+        if (build == NULL) return false;
+        build->q8(tile, effort, &fit);
     }
+    spk_quant_pack_q8_0(&fit, 0, 1, blocks);
     memcpy(out, blocks, sizeof blocks);
+    return true;
 }
 
 /* ---- Targets ---- */
 
 typedef struct {
-    uint32_t type;
-    uint32_t sub_block_weights;  /* of a lane, in one group of the tile */
-    float    low, high;          /* what a block can decode to at most */
-    void   (*make)(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out);
+    uint32_t        type;
+    spk_quant_shape shape;
+    bool          (*make)(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out);
 } target_info;
 
 #define AFFINE_LOW (-SPK_QUANT_F16_MAX * SPK_QUANT_SCALE_MAX)
@@ -128,10 +97,10 @@ typedef struct {
 #define Q8_HIGH (SPK_QUANT_F16_MAX * SPK_QUANT_Q8_CODE_MAX)
 
 static const target_info targets[] = {
-    { SPK_TYPE_Q4_K, 32, AFFINE_LOW, AFFINE_HIGH(15), make_q4_k },
-    { SPK_TYPE_Q5_K, 32, AFFINE_LOW, AFFINE_HIGH(31), make_q5_k },
-    { SPK_TYPE_Q6_K, 16, -Q6_HIGH, Q6_HIGH, make_q6_k },
-    { SPK_TYPE_Q8_0, 32, -Q8_HIGH, Q8_HIGH, make_q8_0 },
+    { SPK_TYPE_Q4_K, { 32, AFFINE_LOW, AFFINE_HIGH(15) }, make_q4_k },
+    { SPK_TYPE_Q5_K, { 32, AFFINE_LOW, AFFINE_HIGH(31) }, make_q5_k },
+    { SPK_TYPE_Q6_K, { 16, -Q6_HIGH, Q6_HIGH }, make_q6_k },
+    { SPK_TYPE_Q8_0, { 32, -Q8_HIGH, Q8_HIGH }, make_q8_0 },
 };
 
 static const target_info *target_find(uint32_t type) {
@@ -139,6 +108,8 @@ static const target_info *target_find(uint32_t type) {
         if (targets[i].type == type) return &targets[i];
     return NULL;
 }
+
+const spk_quant_shape *spk_quant_shape_of(uint32_t type) { return &target_find(type)->shape; }
 
 bool spk_quant_can_make(uint32_t type) { return target_find(type) != NULL; }
 
@@ -180,27 +151,21 @@ static void turn(const float values[SPK_SUPERBLOCK], uint32_t sub_block_weights,
 
 /* False if all weights are 0. */
 static bool fill_weights(const float *weights, uint32_t count, const target_info *target, spk_quant_tile *tile) {
-    float clipped[SPK_SUPERBLOCK] = { 0 }, low = target->low, high = target->high;
+    float clipped[SPK_SUPERBLOCK] = { 0 }, low = target->shape.low, high = target->shape.high;
     uint32_t bits[SPK_SUPERBLOCK], any = 0;
-    for (uint32_t c = 0; c < count; c++) {
-        float x = weights[c] < low ? low : weights[c];
-        x = x > high ? high : x;
-        clipped[c] = fabsf(x) < TINY ? 0.0f : x;
-    }
+    for (uint32_t c = 0; c < count; c++) clipped[c] = spk_quant_clip(weights[c], low, high);
     memcpy(bits, clipped, sizeof bits);
     for (uint32_t c = 0; c < SPK_SUPERBLOCK; c++) any |= bits[c] << 1;    /* without the sign */
-    turn(clipped, target->sub_block_weights, tile->x);
+    turn(clipped, target->shape.sub_block_weights, tile->x);
     return any != 0;
 }
 
 static void fill_importance(const float *importance, double scale, uint32_t count, const target_info *target,
                             spk_quant_tile *tile) {
     float scaled[SPK_SUPERBLOCK];
-    for (uint32_t c = 0; c < SPK_SUPERBLOCK; c++) {
-        float w = importance != NULL && c < count ? (float)(importance[c] * scale) : 1.0f;
-        scaled[c] = w > IMPORTANCE_FLOOR ? w : IMPORTANCE_FLOOR;
-    }
-    turn(scaled, target->sub_block_weights, tile->w);
+    for (uint32_t c = 0; c < SPK_SUPERBLOCK; c++)
+        scaled[c] = importance != NULL && c < count ? spk_quant_scaled_importance(importance[c], scale) : 1.0f;
+    turn(scaled, target->shape.sub_block_weights, tile->w);
     tile->weighted = importance != NULL;
 }
 
@@ -239,29 +204,57 @@ static void make_zeros(const target_info *target, uint8_t *out, size_t size_byte
     if (target->type == SPK_TYPE_Q6_K) memcpy(out, &q6_zeros, sizeof q6_zeros);
 }
 
-spk_status spk_quantize_with(const spk_quant_build *build, const spk_quant_job *job, spk_error *err) {
-    const target_info *target = target_find(job->type);
-    assert(target != NULL && job->row_count >= 1);
+spk_status spk_quant_check(const spk_quant_job *job, double *scale, spk_error *err) {
+    assert(target_find(job->type) != NULL && job->row_count >= 1);
     const spk_type_info *info = spk_type_find(job->type);
     if (job->col_count == 0 || job->col_count % info->block_weights != 0)
         return spk_fail(err, SPK_E_SHAPE, "%" PRIu64 " columns do not make blocks of %u, as %s needs", job->col_count,
                         (unsigned)info->block_weights, info->name);
     SPK_TRY(check_finite(job, err));
+    *scale = importance_scale(job);
+    return SPK_OK;
+}
 
-    uint64_t row_bytes = job->col_count / info->block_weights * info->block_bytes;
-    double scale = importance_scale(job);
+/* The tile of the columns from `col`: how many they are, and where its blocks are. */
+static uint32_t columns_of(const spk_quant_job *job, uint64_t col) {
+    uint64_t left = job->col_count - col;
+    return left < SPK_SUPERBLOCK ? (uint32_t)left : SPK_SUPERBLOCK;
+}
+
+static size_t bytes_of(const spk_quant_job *job, uint64_t col_count) {
+    const spk_type_info *info = spk_type_find(job->type);
+    return (size_t)(col_count / info->block_weights * info->block_bytes);
+}
+
+static uint8_t *blocks_at(const spk_quant_job *job, uint64_t row, uint64_t col) {
+    return (uint8_t *)job->blocks + row * bytes_of(job, job->col_count) + bytes_of(job, col);
+}
+
+void spk_quant_make_exact(const spk_quant_job *job, uint64_t row, uint64_t col) {
+    const target_info *target = target_find(job->type);
+    uint32_t count = columns_of(job, col);
     spk_quant_tile tile;
-    uint8_t blocks[8 * sizeof(spk_block_q8_0)];
+    uint8_t blocks[SPK_QUANT_BLOCK_BYTES_MAX];
+    if (fill_weights(job->weights + row * job->col_count + col, count, target, &tile) &&
+        target->make(NULL, &tile, job->effort, blocks))
+        memcpy(blocks_at(job, row, col), blocks, bytes_of(job, count));
+}
+
+spk_status spk_quantize_with(const spk_quant_build *build, const spk_quant_job *job, spk_error *err) {
+    const target_info *target = target_find(job->type);
+    double scale;
+    SPK_TRY(spk_quant_check(job, &scale, err));
+    spk_quant_tile tile;
+    uint8_t blocks[SPK_QUANT_BLOCK_BYTES_MAX];
     /* Columns outside, rows inside: a tile's importance is turned once for all rows. */
     for (uint64_t col = 0; col < job->col_count; col += SPK_SUPERBLOCK) {
-        uint64_t left = job->col_count - col;
-        uint32_t count = left < SPK_SUPERBLOCK ? (uint32_t)left : SPK_SUPERBLOCK;
-        size_t count_bytes = count / info->block_weights * info->block_bytes;
+        uint32_t count = columns_of(job, col);
+        size_t count_bytes = bytes_of(job, count);
         fill_importance(job->importance != NULL ? job->importance + col : NULL, scale, count, target, &tile);
         for (uint64_t row = 0; row < job->row_count; row++) {
-            uint8_t *out = (uint8_t *)job->blocks + row * row_bytes + col / info->block_weights * info->block_bytes;
+            uint8_t *out = blocks_at(job, row, col);
             if (fill_weights(job->weights + row * job->col_count + col, count, target, &tile)) {
-                target->make(build, &tile, job->effort, blocks);
+                (void)target->make(build, &tile, job->effort, blocks);
                 memcpy(out, blocks, count_bytes);
             } else {
                 make_zeros(target, out, count_bytes);

@@ -36,14 +36,14 @@ enum {
 #define F16_ERROR 0x1p-24f
 
 /* Codes that the range of a sub-block spans, less the largest code.  An effort uses the first so and so many. */
-static const float spans_4bit[BEST_STEP_COUNT] = {
+LANES_TABLE float spans_4bit[BEST_STEP_COUNT] = {
     -0.6f, 0.3f, -0.15f, -1.1f, 0.75f, -1.6f, 0, -0.3f, -0.45f, -0.85f, -1.35f, -1.9f, -2.2f, -2.6f, -3, 0.5f, 1 };
-static const float spans_5bit[BEST_STEP_COUNT] = {
+LANES_TABLE float spans_5bit[BEST_STEP_COUNT] = {
     -1.1f, 0.2f, -0.4f, -1.8f, -2.6f, 0.7f, -0.1f, -0.6f, -0.85f, -1.45f, -2.2f, -3, -3.5f, -4.2f, -5, 0.45f, 1 };
 /* Where the smallest weight falls, in codes.  Between -0.5 and 0.5, so that no code is below 0. */
-static const float alignments[ALIGN_COUNT] = { -0.1f, -0.45f, 0.25f };
+LANES_TABLE float alignments[ALIGN_COUNT] = { -0.1f, -0.45f, 0.25f };
 typedef struct {
-    v8                    z[SPK_QUANT_DEPTH];  /* x - base */
+    v8_column             z;                   /* x - base */
     const spk_quant_tile *tile;
     float                 code_max;
     v8 base, range;                            /* smallest weight or 0, and from there to the largest */
@@ -69,6 +69,7 @@ LANES_INLINE void prepare(problem *p, const spk_quant_tile *tile, float code_max
         high = v8_max(x, high);
     }
     v8 weight = v8_all(0.0f), z_sum = v8_all(0.0f), zz_sum = v8_all(0.0f);
+    v8_column_begin(p->z, tile);
     for (int i = 0; i < SPK_QUANT_DEPTH; i++) {
         v8 z = v8_load(tile->x[i]) - low, w = weighted ? v8_load(tile->w[i]) : v8_all(1.0f), wz = w * z;
         p->z[i] = z;
@@ -89,10 +90,10 @@ LANES_INLINE void prepare(problem *p, const spk_quant_tile *tile, float code_max
 /* Sums over codes clamp(round(z * inverse_step + shift[k])). */
 LANES_INLINE void sum_codes(const problem *p, const v8 *inverse_step, const v8 *shift, int count, const v8 *code_max,
                             bool clamp_low, bool weighted, code_sums *out) {
-    for (int k = 0; k < count; k++) out[k] = (code_sums){ v8_all(0.0f), v8_all(0.0f), v8_all(0.0f) };
+    LANES_UNROLL for (int k = 0; k < count; k++) out[k] = (code_sums){ v8_all(0.0f), v8_all(0.0f), v8_all(0.0f) };
     for (int i = 0; i < SPK_QUANT_DEPTH; i++) {
         v8 z = p->z[i], scaled = z * *inverse_step, w = weighted ? v8_load(p->tile->w[i]) : v8_all(1.0f);
-        for (int k = 0; k < count; k++) {
+        LANES_UNROLL for (int k = 0; k < count; k++) {
             v8 code = v8_min(v8_round(scaled + shift[k]), *code_max);
             if (clamp_low) code = v8_max(code, v8_all(0.0f));
             v8 weighted_code = weighted ? w * code : code;
@@ -127,12 +128,12 @@ LANES_INLINE candidate fit_line(const problem *p, const code_sums *sums) {
 LANES_INLINE void make_candidates(const problem *p, const float spans[BEST_STEP_COUNT], int step_begin, int step_end,
                                   bool weighted, candidate out[CANDIDATE_MAX]) {
     v8 inverse_range = v8_inverse_or_zero(p->range), shift[ALIGN_COUNT], code_max = v8_all(p->code_max);
-    for (int k = 0; k < ALIGN_COUNT; k++) shift[k] = v8_all(alignments[k]);
+    LANES_UNROLL for (int k = 0; k < ALIGN_COUNT; k++) shift[k] = v8_all(alignments[k]);
     for (int s = step_begin; s < step_end; s++) {
         code_sums sums[ALIGN_COUNT];
         v8 inverse_step = inverse_range * (p->code_max + spans[s]);
         sum_codes(p, &inverse_step, shift, ALIGN_COUNT, &code_max, false, weighted, sums);
-        for (int k = 0; k < ALIGN_COUNT; k++) out[s * ALIGN_COUNT + k] = fit_line(p, &sums[k]);
+        LANES_UNROLL for (int k = 0; k < ALIGN_COUNT; k++) out[s * ALIGN_COUNT + k] = fit_line(p, &sums[k]);
     }
 }
 
@@ -229,16 +230,16 @@ LANES_INLINE grid grid_of(const problem *p, float d, const v8 *scale) {
 }
 
 LANES_INLINE void measure(const problem *p, const grid *g, const v8 *shift, int count, bool weighted, v8 *errors) {
-    for (int k = 0; k < count; k++) errors[k] = v8_all(0.0f);
+    LANES_UNROLL for (int k = 0; k < count; k++) errors[k] = v8_all(0.0f);
     for (int i = 0; i < SPK_QUANT_DEPTH; i++) {
         v8 scaled = p->z[i] * g->inverse_step, w = weighted ? v8_load(p->tile->w[i]) : v8_all(1.0f);
-        for (int k = 0; k < count; k++) {
+        LANES_UNROLL for (int k = 0; k < count; k++) {
             v8 place = scaled + shift[k];
             v8 off = place - v8_min(v8_max(v8_round(place), v8_all(0.0f)), g->code_max);
             errors[k] += weighted ? w * off * off : off * off;
         }
     }
-    for (int k = 0; k < count; k++) errors[k] *= g->step * g->step;
+    LANES_UNROLL for (int k = 0; k < count; k++) errors[k] *= g->step * g->step;
 }
 
 LANES_INLINE v8 shift_of(const problem *p, const solution *s, const grid *g, const v8 *min) {
@@ -261,12 +262,12 @@ LANES_INLINE v8 solve_factors(const problem *p, solution *s, bool weighted) {
     /* Normal equations of x ~ d A - dmin B with A = scale * code and B = min. */
     double aa = 0, ab = 0, bb = 0, ax = 0, bx = 0;
     for (int j = 0; j < SPK_QUANT_LANES; j++) {
-        double scale = (double)s->scale[j], min = (double)s->min[j];
-        aa += scale * scale * (double)sums.code_code[j];
-        ab += scale * min * (double)sums.code[j];
-        bb += min * min * (double)p->weight[j];
-        ax += scale * (double)code_x[j];
-        bx += min * (double)x_sum[j];
+        double scale = (double)v8_lane(s->scale, j), min = (double)v8_lane(s->min, j);
+        aa += scale * scale * (double)v8_lane(sums.code_code, j);
+        ab += scale * min * (double)v8_lane(sums.code, j);
+        bb += min * min * (double)v8_lane(p->weight, j);
+        ax += scale * (double)v8_lane(code_x, j);
+        bx += min * (double)v8_lane(x_sum, j);
     }
     double determinant = aa * bb - ab * ab;
     solution tried = *s;
@@ -293,12 +294,12 @@ LANES_INLINE void try_neighbours(const problem *p, solution *s, const v8 *mean_c
         v8 scale = v8_clamp(scale0 + (float)a, 0, SPK_QUANT_SCALE_MAX);
         v8 middle = v8_round(min0 + min_per_scale * (scale - scale0)), min[3], shift[3], errors[3];
         grid g = grid_of(p, s->d, &scale);
-        for (int b = 0; b < 3; b++) {
+        LANES_UNROLL for (int b = 0; b < 3; b++) {
             min[b] = v8_clamp(middle + (float)(b - 1), 0, SPK_QUANT_SCALE_MAX);
             shift[b] = shift_of(p, s, &g, &min[b]);
         }
         measure(p, &g, shift, 3, weighted, errors);
-        for (int b = 0; b < 3; b++) {
+        LANES_UNROLL for (int b = 0; b < 3; b++) {
             v8i better = v8_less(errors[b], s->error);
             s->error = v8_choose(better, errors[b], s->error);
             s->scale = v8_choose(better, scale, s->scale);
@@ -333,14 +334,18 @@ LANES_INLINE void polish(const problem *p, solution *s, bool weighted) {
 LANES_INLINE void write_fit(const problem *p, const solution *s, spk_quant_affine_fit *out) {
     grid g = grid_of(p, s->d, &s->scale);
     v8 shift = shift_of(p, s, &g, &s->min);
-    out->d = spk_f32_to_f16(s->d);
-    out->dmin = spk_f32_to_f16(s->dmin);
+    LANES_ONCE out->d = half_bits_of(s->d);
+    LANES_ONCE out->dmin = half_bits_of(s->dmin);
     v8_store_bytes(&s->scale, out->scale);
     v8_store_bytes(&s->min, out->min);
     for (int i = 0; i < SPK_QUANT_DEPTH; i++) {
         v8 code = v8_min(v8_max(v8_round(p->z[i] * g.inverse_step + shift), v8_all(0.0f)), g.code_max);
         v8_store_bytes(&code, out->code[i]);
     }
+}
+
+LANES_INLINE int candidate_count(spk_quant_effort effort) {
+    return (effort == SPK_EFFORT_BEST ? BEST_STEP_COUNT : NORMAL_STEP_COUNT) * ALIGN_COUNT;
 }
 
 /* Codings of few steps, and no neighbours.  Weights make the bowl deeper in places that few steps miss. */
@@ -402,7 +407,7 @@ LANES_INLINE void search_best(const problem *p, const float *spans, bool weighte
 LANES_INLINE void search(const spk_quant_tile *tile, float code_max, const float *spans, spk_quant_effort effort,
                          bool weighted, spk_quant_affine_fit *out) {
     problem p;
-    candidate candidates[CANDIDATE_MAX];
+    V8_ARRAY(candidate, candidates, CANDIDATE_MAX, candidate_count(effort));
     solution s;
     prepare(&p, tile, code_max, weighted);
     search_fast(&p, spans, weighted, candidates, &s);
@@ -411,8 +416,8 @@ LANES_INLINE void search(const spk_quant_tile *tile, float code_max, const float
     write_fit(&p, &s, out);
 }
 
-void SPK_LANES_NAME(spk_quant_affine)(const spk_quant_tile *tile, uint32_t code_max, spk_quant_effort effort,
-                                      spk_quant_affine_fit *out) {
+LANES_ENTRY void SPK_LANES_NAME(spk_quant_affine)(const spk_quant_tile *tile, uint32_t code_max, spk_quant_effort effort,
+                                                  spk_quant_affine_fit *out) {
     const float *spans = code_max == 15 ? spans_4bit : spans_5bit;
     if (tile->weighted) {
         search(tile, (float)code_max, spans, effort, true, out);

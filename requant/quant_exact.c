@@ -5,45 +5,11 @@
  * of Euclid, on floats: the remainders of decoded weights vanish but for rounding, those of others do not.  Weights
  * that are on no grid are told apart after a few divisions.
  *
- * Nothing is believed: a fit counts only if every weight comes back within TOLERANCE of the tile's largest.
+ * Nothing is believed: a fit counts only if every weight comes back within SPK_QUANT_TOLERANCE of the tile's largest.
  */
-#include "requant/quant_internal.h"
-
-#include <math.h>
-
-/* Relative to the largest weight: a few roundings of a decoder, and what Euclid's steps make of them. */
-#define TOLERANCE       0x1p-22f
-#define UNIT_TOLERANCE  0x1p-19f
-
-static float nearest(float v) { return (v + 12582912.0f) - 12582912.0f; }   /* |v| < 2^22 */
-
-static float larger(float a, float b) { return a > b ? a : b; }
-
-static float smaller(float a, float b) { return a < b ? a : b; }
+#include "requant/quant_units_internal.h"
 
 static float half_of(float v) { return spk_f16_to_f32(spk_f32_to_f16(v)); }
-
-/* v[0], v[stride], ...: the greatest unit of which all are multiples but for `slack`; 0 if that is below `least` or if
- * all are 0.  slack is well below least. */
-static float common_unit(const float *v, size_t count, size_t stride, float least, float slack) {
-    float unit = 0;
-    for (size_t i = 0; i < count; i++) {
-        float rest = fabsf(v[i * stride]);
-        while (rest > slack) {
-            float remainder = fabsf(unit - rest * nearest(unit / rest));
-            unit = rest;
-            rest = remainder;
-            if (unit < least) return 0;
-        }
-    }
-    return unit;
-}
-
-static float largest_magnitude(const float *v, size_t count, size_t stride) {
-    float largest = 0;
-    for (size_t i = 0; i < count; i++) largest = larger(largest, fabsf(v[i * stride]));
-    return largest;
-}
 
 /* unit / divisor as the F16 that it must be; 0 if it is none.  slack is that of unit. */
 static float factor_of(float unit, int divisor, float slack) {
@@ -56,17 +22,14 @@ static float factor_of(float unit, int divisor, float slack) {
 static int whole_ratio(float multiple, float unit, float slack, int low, int high) {
     float ratio = multiple / unit;
     if (!(ratio > (float)low - 0.5f && ratio < (float)high + 0.5f)) return low - 1;
-    float whole = nearest(ratio);
+    float whole = spk_quant_nearest(ratio);
     return fabsf(whole * unit - multiple) <= slack ? (int)whole : low - 1;
 }
 
 /* ---- Q8_0 ---- */
 
 static bool q8_lane_exact(const spk_quant_tile *tile, size_t lane, spk_quant_q8_fit *out) {
-    const float *x = &tile->x[0][lane];
-    float peak = largest_magnitude(x, SPK_QUANT_DEPTH, SPK_QUANT_LANES), slack = peak * TOLERANCE;
-    float least = peak / (SPK_QUANT_Q8_CODE_MAX + 0.5f);
-    float unit = common_unit(x, SPK_QUANT_DEPTH, SPK_QUANT_LANES, least, peak * UNIT_TOLERANCE);
+    float peak, unit = spk_quant_q8_unit(tile, lane, &peak), slack = peak * SPK_QUANT_TOLERANCE;
     out->d[lane] = 0;
     for (size_t i = 0; i < SPK_QUANT_DEPTH; i++) out->code[i][lane] = 0;
     if (peak == 0) return true;
@@ -94,15 +57,11 @@ bool spk_quant_q8_exact(const spk_quant_tile *tile, spk_quant_q8_fit *out) {
 
 /* ---- Q6_K ---- */
 
-enum { Q6_GROUPS = 2, Q6_SUB_BLOCKS = 2 * SPK_QUANT_LANES, Q6_DEPTH = SPK_QUANT_DEPTH / Q6_GROUPS };
-
-static const float *q6_sub_block(const spk_quant_tile *tile, size_t s) {
-    return &tile->x[s / SPK_QUANT_LANES * Q6_DEPTH][s % SPK_QUANT_LANES];
-}
+enum { Q6_SUB_BLOCKS = 2 * SPK_QUANT_LANES, Q6_DEPTH = SPK_QUANT_DEPTH / 2 };
 
 /* Codes of one sub-block, of which step = d * scale may be negative. */
 static bool q6_codes(const spk_quant_tile *tile, size_t s, float step, float slack, spk_quant_q6_fit *out) {
-    const float *x = q6_sub_block(tile, s);
+    const float *x = spk_quant_q6_sub_block(tile, s);
     for (size_t i = 0; i < Q6_DEPTH; i++) {
         int code = whole_ratio(x[i * SPK_QUANT_LANES], step, slack, SPK_QUANT_Q6_CODE_MIN, SPK_QUANT_Q6_CODE_MAX);
         if (code < SPK_QUANT_Q6_CODE_MIN) return false;
@@ -132,24 +91,23 @@ static bool q6_sub_block_exact(const spk_quant_tile *tile, size_t s, float unit,
 bool spk_quant_q6_exact(const spk_quant_tile *tile, spk_quant_q6_fit *out) {
     float units[Q6_SUB_BLOCKS], most = 0, peak = 0;
     for (size_t s = 0; s < Q6_SUB_BLOCKS; s++) {
-        const float *x = q6_sub_block(tile, s);
-        float high = largest_magnitude(x, Q6_DEPTH, SPK_QUANT_LANES);
-        float least = high / (0.5f - SPK_QUANT_Q6_CODE_MIN);
-        units[s] = common_unit(x, Q6_DEPTH, SPK_QUANT_LANES, least, high * UNIT_TOLERANCE);
+        float high;
+        units[s] = spk_quant_q6_unit(tile, s, &high);
         if (units[s] == 0 && high > 0) return false;
-        most = larger(most, units[s]);
-        peak = larger(peak, high);
+        most = spk_quant_larger(most, units[s]);
+        peak = spk_quant_larger(peak, high);
     }
-    float unit = common_unit(units, Q6_SUB_BLOCKS, 1, most / (-INT8_MIN * (0.5f - SPK_QUANT_Q6_CODE_MIN)),
-                             most * UNIT_TOLERANCE / -INT8_MIN);
+    float unit = spk_quant_common_unit(units, Q6_SUB_BLOCKS, 1, 0.0f,
+                                       most / (-INT8_MIN * (0.5f - SPK_QUANT_Q6_CODE_MIN)),
+                                       most * SPK_QUANT_UNIT_TOLERANCE / -INT8_MIN);
     if (unit == 0) return false;
     /* The largest of the units is d times a product of a scale and a code. */
     int product_max = -INT8_MIN * -SPK_QUANT_Q6_CODE_MIN, divisor_max = (int)((float)product_max * unit / most + 0.5f);
     for (int divisor = 1; divisor <= divisor_max; divisor++)
         for (int sign = 1; sign >= -1; sign -= 2) {
-            float d = factor_of(unit, divisor, unit * TOLERANCE) * (float)sign;
+            float d = factor_of(unit, divisor, unit * SPK_QUANT_TOLERANCE) * (float)sign;
             size_t s = 0;
-            while (d != 0 && s < Q6_SUB_BLOCKS && q6_sub_block_exact(tile, s, units[s], d, peak * TOLERANCE, out)) s++;
+            while (d != 0 && s < Q6_SUB_BLOCKS && q6_sub_block_exact(tile, s, units[s], d, peak * SPK_QUANT_TOLERANCE, out)) s++;
             if (s < Q6_SUB_BLOCKS) continue;
             out->d = spk_f32_to_f16(d);
             return true;
@@ -170,26 +128,13 @@ typedef struct {
 
 /* Units of all lanes, or false. */
 static bool affine_units(affine_grid *grid) {
-    float z[SPK_QUANT_DEPTH];
     for (size_t j = 0; j < SPK_QUANT_LANES; j++) {
-        const float *x = &grid->tile->x[0][j];
-        float low = x[0], high = x[0];
-        for (size_t i = 1; i < SPK_QUANT_DEPTH; i++) {
-            low = smaller(low, x[i * SPK_QUANT_LANES]);
-            high = larger(high, x[i * SPK_QUANT_LANES]);
-        }
-        for (size_t i = 0; i < SPK_QUANT_DEPTH; i++) z[i] = x[i * SPK_QUANT_LANES] - low;
-        float range = high - low, peak = larger(fabsf(low), fabsf(high));
-        float least = range / ((float)grid->code_max + 0.5f);
-        grid->low[j] = low;
-        grid->range[j] = range;
-        grid->unit[j] = 0;
-        grid->slack = larger(grid->slack, peak * TOLERANCE);
-        if (range <= peak * TOLERANCE) continue;
-        if (peak * UNIT_TOLERANCE > least / 16) return false;        /* too few digits are left to be sure */
-        float unit = common_unit(z, SPK_QUANT_DEPTH, 1, least, peak * UNIT_TOLERANCE);
-        if (unit == 0) return false;
-        grid->unit[j] = range / nearest(range / unit);       /* many small roundings become one */
+        spk_quant_affine_lane lane;
+        if (!spk_quant_affine_unit(grid->tile, j, grid->code_max, &lane)) return false;
+        grid->low[j] = lane.low;
+        grid->range[j] = lane.range;
+        grid->unit[j] = lane.unit;
+        grid->slack = spk_quant_larger(grid->slack, lane.slack);
     }
     return true;
 }
@@ -199,7 +144,7 @@ static bool affine_units(affine_grid *grid) {
 static int affine_scale(const affine_grid *grid, size_t j, int divisor, int *span) {
     int scale = whole_ratio(grid->unit[j] / (float)divisor, grid->d, grid->d * 0x1p-8f, 1, SPK_QUANT_SCALE_MAX);
     if (scale < 1) return 0;
-    *span = (int)nearest(grid->range[j] / (grid->d * (float)scale));
+    *span = (int)spk_quant_nearest(grid->range[j] / (grid->d * (float)scale));
     return *span <= grid->code_max ? scale : 0;
 }
 
@@ -304,10 +249,11 @@ bool spk_quant_affine_exact(const spk_quant_tile *tile, uint32_t code_max, spk_q
         relative_slack = 2 * grid.slack / grid.range[j];
     }
     if (most == 0) return false;
-    float unit = common_unit(grid.unit, SPK_QUANT_LANES, 1, most / (SPK_QUANT_SCALE_MAX * ((float)code_max + 0.5f)),
-                             most / (16 * SPK_QUANT_SCALE_MAX * (float)code_max));
+    float unit = spk_quant_common_unit(grid.unit, SPK_QUANT_LANES, 1, 0.0f,
+                                       most / (SPK_QUANT_SCALE_MAX * ((float)code_max + 0.5f)),
+                                       most / (16 * SPK_QUANT_SCALE_MAX * (float)code_max));
     if (unit == 0) return false;
-    unit = most / nearest(most / unit);
+    unit = most / spk_quant_nearest(most / unit);
     /* The largest of the units is d times a product of a scale and a difference of codes. */
     int divisor_max = (int)((float)(SPK_QUANT_SCALE_MAX * grid.code_max) * unit / most + 0.5f);
     for (int divisor = 1; divisor <= divisor_max; divisor++) {

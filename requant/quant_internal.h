@@ -6,6 +6,8 @@
 #ifndef SPK_QUANT_INTERNAL_H
 #define SPK_QUANT_INTERNAL_H
 
+#include <math.h>
+#include <stdalign.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -20,13 +22,21 @@ enum {
     SPK_QUANT_Q8_CODE_MAX = 127            /* -128 is never used: integer kernels may negate codes */
 };
 #define SPK_QUANT_F16_MAX 65504.0f
+#define SPK_QUANT_BLOCK_BYTES_MAX (8 * sizeof(spk_block_q8_0))     /* of a tile */
+
+/* For code that a GPU runs too (SPK_LANES_CUDA: a *_cuda.cu file is being compiled). */
+#ifdef SPK_LANES_CUDA
+#define SPK_QUANT_INLINE static __device__ __forceinline__
+#else
+#define SPK_QUANT_INLINE static inline
+#endif
 
 /* For Q4_K, Q5_K and Q8_0 lane j holds sub-block (block) j: x[i][j] is weight 32 j + i.  For Q6_K, whose sub-blocks
  * have 16 weights, rows 0..15 hold sub-blocks 0..7 and rows 16..31 sub-blocks 8..15: x[16 g + i][j] is weight
  * 128 g + 16 j + i.  All x finite and within the type's range, not all 0; w > 0 with a mean near 1. */
 typedef struct {
-    _Alignas(32) float x[SPK_QUANT_DEPTH][SPK_QUANT_LANES];
-    _Alignas(32) float w[SPK_QUANT_DEPTH][SPK_QUANT_LANES];   /* all 1 unless weighted */
+    alignas(32) float x[SPK_QUANT_DEPTH][SPK_QUANT_LANES];
+    alignas(32) float w[SPK_QUANT_DEPTH][SPK_QUANT_LANES];   /* all 1 unless weighted */
     bool weighted;
 } spk_quant_tile;
 
@@ -71,12 +81,43 @@ SPK_QUANT_DECLARE(plain);
 SPK_QUANT_DECLARE(avx2);
 SPK_QUANT_DECLARE(avx512);
 
+/* What a type's tiles are made of. */
+typedef struct {
+    uint32_t sub_block_weights;            /* of a lane, in one group of the tile */
+    float    low, high;                    /* what a block can decode to at most */
+} spk_quant_shape;
+const spk_quant_shape *spk_quant_shape_of(uint32_t type);     /* of a type that spk_quantize can make */
+
+/* A weight as a tile has it.  Below TINY, half of the smallest F16, no block holds a smaller weight, and 0 is nearer. */
+#define SPK_QUANT_TINY 0x1p-26f
+SPK_QUANT_INLINE float spk_quant_clip(float x, float low, float high) {
+    x = x < low ? low : x;
+    x = x > high ? high : x;
+    return fabsf(x) < SPK_QUANT_TINY ? 0.0f : x;
+}
+
+/* Importance as a tile has it.  Columns without importance still decide ties: a sub-block that the imatrix never saw is
+ * then coded like any other. */
+#define SPK_QUANT_IMPORTANCE_FLOOR 0x1p-20f
+SPK_QUANT_INLINE float spk_quant_scaled_importance(float importance, double scale) {
+    float w = (float)((double)importance * scale);
+    return w > SPK_QUANT_IMPORTANCE_FLOOR ? w : SPK_QUANT_IMPORTANCE_FLOOR;
+}
+
+/* Refuses what spk_quantize refuses; *scale is what the job's importance is multiplied with to get a mean of 1. */
+SPK_MUST_CHECK spk_status spk_quant_check(const spk_quant_job *job, double *scale, spk_error *err);
+
+/* Tile `col / 256` of a row of the job, quantized anew if it lies on a grid of the type; else its blocks stay as they are. */
+void spk_quant_make_exact(const spk_quant_job *job, uint64_t row, uint64_t col);
+
 /* The plain build first; all builds give the same bytes. */
 extern const spk_quant_build spk_quant_builds[];
 extern const size_t          spk_quant_build_count;
 
 /* spk_quantize with a chosen build. */
 SPK_MUST_CHECK spk_status spk_quantize_with(const spk_quant_build *build, const spk_quant_job *job, spk_error *err);
+
+/* ---- quant_exact.c: weights that were decoded from a block of the type ---- */
 
 /* If the tile lies on a grid of the type (weights that were decoded from such a block), fill the fit with it and
  * return true; the search is not needed then.  Quick to say no. */

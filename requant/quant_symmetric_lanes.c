@@ -26,7 +26,7 @@ enum {
 #define Q8_LEVELS_MIN 105.0f
 
 typedef struct {
-    v8                    z[SPK_QUANT_DEPTH];   /* x, turned */
+    v8_column             z;                    /* x, turned */
     const spk_quant_tile *tile;
     v8                    turn[GROUP_COUNT], peak[GROUP_COUNT], zz_sum[GROUP_COUNT];
 } q6_problem;
@@ -43,16 +43,21 @@ LANES_INLINE v8 load_weight(const spk_quant_tile *tile, int i, bool weighted) {
     return weighted ? v8_load(tile->w[i]) : v8_all(1.0f);
 }
 
+LANES_INLINE int q6_span_count(spk_quant_effort effort) {
+    return effort == SPK_EFFORT_BEST ? Q6_BEST_SPAN_COUNT : Q6_NORMAL_SPAN_COUNT;
+}
+
 /* Where the largest weight falls, in codes: the first 9, 27 and 81 are spread evenly over one range. */
 LANES_INLINE float q6_span(int index) {
-    static const int ninths[] = { 0, 3, 6, 1, 2, 4, 5, 7, 8 };
+    LANES_TABLE int ninths[] = { 0, 3, 6, 1, 2, 4, 5, 7, 8 };
     int place = index % Q6_FAST_SPAN_COUNT * 9 + ninths[index / Q6_FAST_SPAN_COUNT];
     return 32.8f - 0.15f * (float)place;
 }
 
 LANES_INLINE void q6_prepare(q6_problem *p, const spk_quant_tile *tile, bool weighted) {
     p->tile = tile;
-    for (int g = 0; g < GROUP_COUNT; g++) {
+    v8_column_begin(p->z, tile);
+    LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) {
         v8 low = v8_all(0.0f), high = v8_all(0.0f), zz_sum = v8_all(0.0f);
         for (int i = g * GROUP_DEPTH; i < (g + 1) * GROUP_DEPTH; i++) {
             v8 x = v8_load(tile->x[i]);
@@ -74,38 +79,38 @@ LANES_INLINE void q6_prepare(q6_problem *p, const spk_quant_tile *tile, bool wei
 
 /* Of the spans begin <= s < end. */
 LANES_INLINE void q6_make_candidates(const q6_problem *p, int g, int begin, int end, bool weighted,
-                                     q6_candidate out[Q6_BEST_SPAN_COUNT]) {
+                                     q6_candidate (*out)[GROUP_COUNT]) {
     v8 inverse_peak = v8_inverse_or_zero(p->peak[g]);
     for (int s = begin; s < end; s += Q6_BATCH) {
         v8 inverse_step[Q6_BATCH], code_code[Q6_BATCH], code_z[Q6_BATCH];
-        for (int k = 0; k < Q6_BATCH; k++) {
+        LANES_UNROLL for (int k = 0; k < Q6_BATCH; k++) {
             inverse_step[k] = inverse_peak * q6_span(s + k);
             code_code[k] = code_z[k] = v8_all(0.0f);
         }
         for (int i = g * GROUP_DEPTH; i < (g + 1) * GROUP_DEPTH; i++) {
             v8 z = p->z[i], w = load_weight(p->tile, i, weighted);
-            for (int k = 0; k < Q6_BATCH; k++) {
+            LANES_UNROLL for (int k = 0; k < Q6_BATCH; k++) {
                 v8 code = q6_code(z * inverse_step[k]), weighted_code = weighted ? w * code : code;
                 code_code[k] += weighted_code * code;
                 code_z[k] += weighted_code * z;
             }
         }
-        for (int k = 0; k < Q6_BATCH; k++) {
+        LANES_UNROLL for (int k = 0; k < Q6_BATCH; k++) {
             v8 slope = code_z[k] * v8_inverse_or_zero(code_code[k]);
-            out[s + k] = (q6_candidate){ slope, p->zz_sum[g] - slope * code_z[k], code_code[k] };
+            out[s + k][g] = (q6_candidate){ slope, p->zz_sum[g] - slope * code_z[k], code_code[k] };
         }
     }
 }
 
 /* Each lane takes the candidate that is best when its slope is rounded to a multiple of d. */
-LANES_INLINE float q6_try_d(q6_candidate candidates[GROUP_COUNT][Q6_BEST_SPAN_COUNT], int span_count, float d,
+LANES_INLINE float q6_try_d(q6_candidate (*candidates)[GROUP_COUNT], int span_count, float d,
                             q6_solution *out) {
     float inverse_d = d > 0 ? 1.0f / d : 0.0f;
     out->d = d;
-    for (int g = 0; g < GROUP_COUNT; g++) {
+    LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) {
         v8 best_error = v8_all(3e38f), best_scale = v8_all(0.0f);
         for (int k = 0; k < span_count; k++) {
-            const q6_candidate *c = &candidates[g][k];
+            const q6_candidate *c = &candidates[k][g];
             v8 scale = v8_clamp(v8_round(c->slope * inverse_d), 0, SPK_QUANT_Q6_SCALE_MAX);
             v8 slope_off = scale * d - c->slope, error = c->error + c->curvature * slope_off * slope_off;
             v8i better = v8_less(error, best_error);
@@ -119,21 +124,21 @@ LANES_INLINE float q6_try_d(q6_candidate candidates[GROUP_COUNT][Q6_BEST_SPAN_CO
 }
 
 /* The largest slope of the candidates that are best before slopes are rounded. */
-LANES_INLINE float q6_top_slope(q6_candidate candidates[GROUP_COUNT][Q6_BEST_SPAN_COUNT], int span_count) {
+LANES_INLINE float q6_top_slope(q6_candidate (*candidates)[GROUP_COUNT], int span_count) {
     v8 top = v8_all(0.0f);
-    for (int g = 0; g < GROUP_COUNT; g++) {
+    LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) {
         v8 error = v8_all(3e38f), slope = v8_all(0.0f);
         for (int k = 0; k < span_count; k++) {
-            v8i better = v8_less(candidates[g][k].error, error);
-            error = v8_choose(better, candidates[g][k].error, error);
-            slope = v8_choose(better, candidates[g][k].slope, slope);
+            v8i better = v8_less(candidates[k][g].error, error);
+            error = v8_choose(better, candidates[k][g].error, error);
+            slope = v8_choose(better, candidates[k][g].slope, slope);
         }
         top = v8_max(slope, top);
     }
     return v8_largest(&top);
 }
 
-LANES_INLINE void q6_choose_d(q6_candidate candidates[GROUP_COUNT][Q6_BEST_SPAN_COUNT], int span_count, int top_count,
+LANES_INLINE void q6_choose_d(q6_candidate (*candidates)[GROUP_COUNT], int span_count, int top_count,
                               q6_solution *out) {
     float top_slope = q6_top_slope(candidates, span_count);
     float least = q6_try_d(candidates, span_count, half_scale(top_slope / SPK_QUANT_Q6_SCALE_MAX), out);
@@ -163,7 +168,7 @@ LANES_INLINE v8 q6_measure(const q6_problem *p, int g, const v8 *scale, float d,
 }
 
 LANES_INLINE void q6_measure_solution(const q6_problem *p, q6_solution *s, bool weighted) {
-    for (int g = 0; g < GROUP_COUNT; g++) s->error[g] = q6_measure(p, g, &s->scale[g], s->d, weighted);
+    LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) s->error[g] = q6_measure(p, g, &s->scale[g], s->d, weighted);
 }
 
 LANES_INLINE float q6_error(const q6_solution *s) {
@@ -173,7 +178,7 @@ LANES_INLINE float q6_error(const q6_solution *s) {
 /* Best d for the codes as they are. */
 LANES_INLINE void q6_solve_d(const q6_problem *p, q6_solution *s, bool weighted) {
     double code_code = 0, code_z = 0;
-    for (int g = 0; g < GROUP_COUNT; g++) {
+    LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) {
         v8 inverse_step, code_code_lanes = v8_all(0.0f), code_z_lanes = v8_all(0.0f);
         (void)step_of(&s->scale[g], s->d, &inverse_step);
         for (int i = g * GROUP_DEPTH; i < (g + 1) * GROUP_DEPTH; i++) {
@@ -182,9 +187,9 @@ LANES_INLINE void q6_solve_d(const q6_problem *p, q6_solution *s, bool weighted)
             code_z_lanes += weighted_code * p->z[i];
         }
         for (int j = 0; j < SPK_QUANT_LANES; j++) {
-            double scale = (double)s->scale[g][j];
-            code_code += scale * scale * (double)code_code_lanes[j];
-            code_z += scale * (double)code_z_lanes[j];
+            double scale = (double)v8_lane(s->scale[g], j);
+            code_code += scale * scale * (double)v8_lane(code_code_lanes, j);
+            code_z += scale * (double)v8_lane(code_z_lanes, j);
         }
     }
     if (!(code_code > 0)) return;
@@ -196,7 +201,7 @@ LANES_INLINE void q6_solve_d(const q6_problem *p, q6_solution *s, bool weighted)
 }
 
 LANES_INLINE void q6_try_neighbours(const q6_problem *p, q6_solution *s, int reach, bool weighted) {
-    for (int g = 0; g < GROUP_COUNT; g++) {
+    LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) {
         v8 middle = s->scale[g];
         for (int a = -reach; a <= reach; a++) {
             v8 scale = v8_clamp(middle + (float)a, 0, SPK_QUANT_Q6_SCALE_MAX);
@@ -216,7 +221,7 @@ LANES_INLINE void q6_polish(const q6_problem *p, q6_solution *s, bool weighted) 
     for (int top = SPK_QUANT_Q6_SCALE_MAX; top >= POLISH_TOP_MIN && top_slope > 0; top--) {
         q6_solution tried = { .d = half_scale(top_slope / (float)top) };
         float inverse_d = 1.0f / tried.d;
-        for (int g = 0; g < GROUP_COUNT; g++) {
+        LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) {
             tried.scale[g] = v8_clamp(v8_round(slope[g] * inverse_d), 0, SPK_QUANT_Q6_SCALE_MAX);
             tried.error[g] = q6_measure(p, g, &tried.scale[g], tried.d, weighted);
         }
@@ -229,9 +234,9 @@ LANES_INLINE int q6_fast_span_count(bool weighted) {
 }
 
 LANES_INLINE void q6_search_fast(const q6_problem *p, bool weighted,
-                                 q6_candidate candidates[GROUP_COUNT][Q6_BEST_SPAN_COUNT], q6_solution *s) {
+                                 q6_candidate (*candidates)[GROUP_COUNT], q6_solution *s) {
     int span_count = q6_fast_span_count(weighted);
-    for (int g = 0; g < GROUP_COUNT; g++) q6_make_candidates(p, g, 0, span_count, weighted, candidates[g]);
+    LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) q6_make_candidates(p, g, 0, span_count, weighted, candidates);
     q6_choose_d(candidates, span_count, Q6_FAST_TOP_COUNT, s);
     q6_measure_solution(p, s, weighted);
     q6_solve_d(p, s, weighted);
@@ -240,10 +245,10 @@ LANES_INLINE void q6_search_fast(const q6_problem *p, bool weighted,
 
 /* From what the fast search has found, which is kept where it is better. */
 LANES_INLINE void q6_search_normal(const q6_problem *p, bool weighted,
-                                   q6_candidate candidates[GROUP_COUNT][Q6_BEST_SPAN_COUNT], q6_solution *s) {
+                                   q6_candidate (*candidates)[GROUP_COUNT], q6_solution *s) {
     q6_solution wider;
-    for (int g = 0; g < GROUP_COUNT; g++)
-        q6_make_candidates(p, g, q6_fast_span_count(weighted), Q6_NORMAL_SPAN_COUNT, weighted, candidates[g]);
+    LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++)
+        q6_make_candidates(p, g, q6_fast_span_count(weighted), Q6_NORMAL_SPAN_COUNT, weighted, candidates);
     q6_choose_d(candidates, Q6_NORMAL_SPAN_COUNT, Q6_TOP_COUNT, &wider);
     q6_measure_solution(p, &wider, weighted);
     q6_solve_d(p, &wider, weighted);
@@ -265,9 +270,9 @@ LANES_INLINE void q6_refine(const q6_problem *p, bool weighted, q6_solution *s) 
 
 /* From what the normal search has found: that, and what many d begin with, each refined. */
 LANES_INLINE void q6_search_best(const q6_problem *p, bool weighted,
-                                 q6_candidate candidates[GROUP_COUNT][Q6_BEST_SPAN_COUNT], q6_solution *s) {
-    for (int g = 0; g < GROUP_COUNT; g++)
-        q6_make_candidates(p, g, Q6_NORMAL_SPAN_COUNT, Q6_BEST_SPAN_COUNT, weighted, candidates[g]);
+                                 q6_candidate (*candidates)[GROUP_COUNT], q6_solution *s) {
+    LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++)
+        q6_make_candidates(p, g, Q6_NORMAL_SPAN_COUNT, Q6_BEST_SPAN_COUNT, weighted, candidates);
     float top_slope = q6_top_slope(candidates, Q6_BEST_SPAN_COUNT);
     q6_refine(p, weighted, s);
     for (int t = 0; t < Q6_BEST_TOP_COUNT; t++) {
@@ -284,14 +289,15 @@ LANES_INLINE void q6_search_best(const q6_problem *p, bool weighted,
 
 LANES_INLINE void q6_search(const spk_quant_tile *tile, spk_quant_effort effort, bool weighted, spk_quant_q6_fit *out) {
     q6_problem p;
-    q6_candidate candidates[GROUP_COUNT][Q6_BEST_SPAN_COUNT];
+    typedef q6_candidate pair[GROUP_COUNT];
+    V8_ARRAY(pair, candidates, Q6_BEST_SPAN_COUNT, q6_span_count(effort));
     q6_solution s;
     q6_prepare(&p, tile, weighted);
     q6_search_fast(&p, weighted, candidates, &s);
     if (effort != SPK_EFFORT_FAST) q6_search_normal(&p, weighted, candidates, &s);
     if (effort == SPK_EFFORT_BEST) q6_search_best(&p, weighted, candidates, &s);
-    out->d = spk_f32_to_f16(s.d);
-    for (int g = 0; g < GROUP_COUNT; g++) {
+    LANES_ONCE out->d = half_bits_of(s.d);
+    LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) {
         v8 inverse_step, scale = s.scale[g] * p.turn[g];
         (void)step_of(&s.scale[g], s.d, &inverse_step);
         v8_store_bytes(&scale, out->scale + g * SPK_QUANT_LANES);
@@ -302,7 +308,7 @@ LANES_INLINE void q6_search(const spk_quant_tile *tile, spk_quant_effort effort,
     }
 }
 
-void SPK_LANES_NAME(spk_quant_q6)(const spk_quant_tile *tile, spk_quant_effort effort, spk_quant_q6_fit *out) {
+LANES_ENTRY void SPK_LANES_NAME(spk_quant_q6)(const spk_quant_tile *tile, spk_quant_effort effort, spk_quant_q6_fit *out) {
     if (tile->weighted) {
         q6_search(tile, effort, true, out);
     } else {
@@ -312,28 +318,29 @@ void SPK_LANES_NAME(spk_quant_q6)(const spk_quant_tile *tile, spk_quant_effort e
 
 /* ---- Q8_0: eight blocks, each with a d of its own ---- */
 
+/* half_scale of each lane. */
 LANES_INLINE v8 half_scales(const v8 *v) {
-    v8 rounded = *v;
-    for (int j = 0; j < SPK_QUANT_LANES; j++) rounded[j] = half_scale(rounded[j]);
-    return rounded;
+    v8 capped = v8_min(*v, v8_all(SPK_QUANT_F16_MAX)), bits = v8_half_bits(&capped), rounded = v8_half_values(&bits);
+    v8i lost = v8_less(rounded, v8_min(capped, v8_all(0x1p-24f)));
+    return v8_choose(lost, v8_all(0x1p-24f), rounded);
 }
 
 #define q8_code(place) v8_clamp(v8_round(place), -SPK_QUANT_Q8_CODE_MAX, SPK_QUANT_Q8_CODE_MAX)
 
 LANES_INLINE void q8_measure(const spk_quant_tile *tile, const v8 *d, int count, bool weighted, v8 *errors) {
     v8 inverse_d[Q8_BATCH];
-    for (int k = 0; k < count; k++) {
+    LANES_UNROLL for (int k = 0; k < count; k++) {
         inverse_d[k] = v8_inverse_or_zero(d[k]);
         errors[k] = v8_all(0.0f);
     }
     for (int i = 0; i < SPK_QUANT_DEPTH; i++) {
         v8 x = v8_load(tile->x[i]), w = load_weight(tile, i, weighted);
-        for (int k = 0; k < count; k++) {
+        LANES_UNROLL for (int k = 0; k < count; k++) {
             v8 place = x * inverse_d[k], off = place - q8_code(place);
             errors[k] += weighted ? w * off * off : off * off;
         }
     }
-    for (int k = 0; k < count; k++) errors[k] *= d[k] * d[k];
+    LANES_UNROLL for (int k = 0; k < count; k++) errors[k] *= d[k] * d[k];
 }
 
 /* What each lane has found. */
@@ -350,13 +357,13 @@ LANES_INLINE void q8_search_spans(const spk_quant_tile *tile, const v8 *peak, in
                                   q8_solution *s) {
     for (int first = 0; first < span_count; first += Q8_BATCH) {
         v8 d[Q8_BATCH], errors[Q8_BATCH];
-        for (int k = 0; k < Q8_BATCH; k++) {
+        LANES_UNROLL for (int k = 0; k < Q8_BATCH; k++) {
             int index = first + k, place = index % Q8_SPREAD * 3 + index / Q8_SPREAD;
             v8 wanted = *peak / (127.0f - 0.5f * (float)place);
             d[k] = half_scales(&wanted);
         }
         q8_measure(tile, d, Q8_BATCH, weighted, errors);
-        for (int k = 0; k < Q8_BATCH; k++) q8_keep_better(s, &d[k], &errors[k]);
+        LANES_UNROLL for (int k = 0; k < Q8_BATCH; k++) q8_keep_better(s, &d[k], &errors[k]);
     }
 }
 
@@ -375,22 +382,17 @@ LANES_INLINE void q8_solve_d(const spk_quant_tile *tile, bool weighted, q8_solut
 
 /* Every F16 from where the largest weight gets code Q8_LEVELS_MAX to where it gets Q8_LEVELS_MIN. */
 LANES_INLINE void q8_search_all(const spk_quant_tile *tile, const v8 *peak, bool weighted, q8_solution *s) {
-    v8 low = *peak / Q8_LEVELS_MAX, high = *peak / Q8_LEVELS_MIN;
-    uint16_t first[SPK_QUANT_LANES], last[SPK_QUANT_LANES], step_count = 0;
-    for (int j = 0; j < SPK_QUANT_LANES; j++) {
-        first[j] = spk_f32_to_f16(half_scale(low[j]));
-        last[j] = spk_f32_to_f16(half_scale(high[j]));
-        if (last[j] - first[j] > step_count) step_count = (uint16_t)(last[j] - first[j]);
-    }
+    v8 low = *peak / Q8_LEVELS_MAX, high = *peak / Q8_LEVELS_MIN, d_first = half_scales(&low), d_last = half_scales(&high);
+    v8 first = v8_half_bits(&d_first), last = v8_half_bits(&d_last), steps = last - first;
+    int step_count = (int)v8_largest(&steps);
     for (int step = 0; step <= step_count; step += Q8_BATCH) {
         v8 d[Q8_BATCH], errors[Q8_BATCH];
-        for (int k = 0; k < Q8_BATCH; k++)
-            for (int j = 0; j < SPK_QUANT_LANES; j++) {
-                int bits = first[j] + step + k;
-                d[k][j] = spk_f16_to_f32((uint16_t)(bits < last[j] ? bits : last[j]));
-            }
+        LANES_UNROLL for (int k = 0; k < Q8_BATCH; k++) {
+            v8 bits = v8_min(first + (float)(step + k), last);
+            d[k] = v8_half_values(&bits);
+        }
         q8_measure(tile, d, Q8_BATCH, weighted, errors);
-        for (int k = 0; k < Q8_BATCH; k++) q8_keep_better(s, &d[k], &errors[k]);
+        LANES_UNROLL for (int k = 0; k < Q8_BATCH; k++) q8_keep_better(s, &d[k], &errors[k]);
     }
 }
 
@@ -405,14 +407,14 @@ LANES_INLINE void q8_search(const spk_quant_tile *tile, spk_quant_effort effort,
     if (effort != SPK_EFFORT_FAST) q8_solve_d(tile, weighted, &s);
     if (effort == SPK_EFFORT_BEST) q8_search_all(tile, &peak, weighted, &s);
     v8 inverse_d = v8_inverse_or_zero(s.d);
-    for (int j = 0; j < SPK_QUANT_LANES; j++) out->d[j] = spk_f32_to_f16(s.d[j]);
+    v8_store_halves(&s.d, out->d);
     for (int i = 0; i < SPK_QUANT_DEPTH; i++) {
         v8 code = q8_code(v8_load(tile->x[i]) * inverse_d);
         v8_store_bytes(&code, out->code[i]);
     }
 }
 
-void SPK_LANES_NAME(spk_quant_q8)(const spk_quant_tile *tile, spk_quant_effort effort, spk_quant_q8_fit *out) {
+LANES_ENTRY void SPK_LANES_NAME(spk_quant_q8)(const spk_quant_tile *tile, spk_quant_effort effort, spk_quant_q8_fit *out) {
     if (tile->weighted) {
         q8_search(tile, effort, true, out);
     } else {

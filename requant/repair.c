@@ -74,6 +74,27 @@ static spk_status check_source(repair *r, spk_error *err) {
                     spk_pack_path(r->pack), p->source_name);
 }
 
+/* The directory must be one that could have come of the source: its tensors are read there by their index, and a pack's
+ * checksums do not say who made it. */
+static spk_status check_directory(const repair *r, spk_error *err) {
+    const spk_gguf *source = r->options->source;
+    const spk_tensor *tensors = spk_pack_tensors(r->pack);
+    uint64_t count = spk_pack_tensor_count(r->pack);
+    if (count != spk_gguf_tensor_count(source))
+        return spk_fail(err, SPK_E_MISMATCH, "%s: has %" PRIu64 " tensors, %s has %" PRIu64, spk_pack_path(r->pack), count,
+                        spk_gguf_part_path(source, 0), spk_gguf_tensor_count(source));
+    for (uint64_t i = 0; i < count; i++) {
+        const spk_tensor *t = &tensors[i];
+        const spk_gguf_tensor *s = spk_gguf_tensor_at(source, i);
+        bool is_made = t->type == t->source_type || spk_quant_can_make(t->type);
+        if (is_made && strcmp(t->name, s->name) == 0 && t->source_type == s->type && memcmp(t->dims, s->dims, sizeof t->dims) == 0)
+            continue;
+        return spk_fail(err, SPK_E_MISMATCH, "%s: tensor %" PRIu64 ", '%s', is not what spk-pack makes of '%s' of %s",
+                        spk_pack_path(r->pack), i, t->name, s->name, spk_gguf_part_path(source, 0));
+    }
+    return SPK_OK;
+}
+
 /* ---- The work ---- */
 
 static spk_quant_effort effort_of(const spk_provenance *p) {
@@ -195,6 +216,7 @@ static spk_status run(repair *r, const char *pack_path, spk_error *err) {
     r->fd = open(pack_path, O_RDWR | O_CLOEXEC);
     if (r->fd < 0) return spk_fail(err, SPK_E_IO, "%s: cannot be opened to repair it: %s", pack_path, strerror(errno));
     SPK_TRY(check_source(r, err));
+    SPK_TRY(check_directory(r, err));
     SPK_TRY(repair_sections(r, err));
     SPK_TRY(spk_gguf_check_unchanged(r->options->source, err));
     if (fsync(r->fd) != 0) return spk_fail(err, SPK_E_IO, "%s: cannot sync: %s", pack_path, strerror(errno));

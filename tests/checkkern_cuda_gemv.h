@@ -258,6 +258,7 @@ static const gemv_spec gemv_launches[] = {
     { "held, one int8", 2048, S_PLAIN, 0, false, false, ADDED, { { Q8, 97, false }, { F32, 2, false } } },
     { "held pair", 2048, S_ADD1, 0, false, false, ALONE, { { F32, 12, false }, { F32, 1, false }, { Q4K, 90, true } } },
     { "held pair", 2048, S_NORM, 0, false, false, ALONE, { { BF16, 12, false }, { Q8, 34, true } } },
+    { "plain and pair", 2048, S_NORM, 0, false, false, ALONE, { { Q4K, 33, false }, { Q4K, 40, true } } },     /* streamed, then */
     { "held, floats alone", 2048, S_NORM, 0, false, false, ALONE, { { F32, 12, false }, { F16, 3, false } } },
     { "held, wide", 4096, S_HEADS, 128, true, false, IN_PLACE, { { Q4K, 35, false } } },
     { "held, wide", 4096, S_PLAIN, 0, true, false, ADDED, { { Q5K, 9, false } } },

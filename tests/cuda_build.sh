@@ -24,7 +24,7 @@ built=$(make -n info | sed -n 's/.*GPU backend built by .* for sm_\(.*\) and PTX
 check "all kinds of GPU are asked for that this nvcc knows ($built)" '[[ " $built " == *" 80 86 89 90"* ]]'
 for arch in $built; do
     check "every kernel is there for sm_$arch" \
-        '[ "$(grep -lw "Compiling.*sm_$arch" build/obj/kernels/*_cuda.ptxas | wc -l)" = "$(grep -l "Compiling entry" build/obj/kernels/*_cuda.ptxas | wc -l)" ]'
+        '[ "$(grep -lw "Compiling.*sm_$arch" build/obj/*/*_cuda.ptxas | wc -l)" = "$(grep -l "Compiling entry" build/obj/*/*_cuda.ptxas | wc -l)" ]'
 done
 if [ ! -e /dev/nvidiactl ]; then
     build/bin/spk-run --backend cuda --prompt x -n 1 tests/models/tiny-qwen35-q4_k_m.gguf >"$dir/out" 2>&1
@@ -35,8 +35,8 @@ if [ ! -e /dev/nvidiactl ]; then
     rc=$?
     check "and runs on the CPU" '[ $rc -eq 0 ]'
 fi
-grep -n '__global__' kernels/*.cu kernels/*.cuh | grep -v __launch_bounds__ >"$dir/out"
-check "every kernel states its launch bounds" '[ ! -s "$dir/out" ]'
+grep -n '__global__' kernels/*.cu kernels/*.cuh requant/*.cu requant/*.cuh | grep -vE '__launch_bounds__|__maxnreg__' >"$dir/out"
+check "every kernel states its launch bounds or registers" '[ ! -s "$dir/out" ]'
 ldd build/bin/spk-run >"$dir/out"
 check "no CUDA library is needed to start" '! grep -qi "cuda\|nvidia\|stdc++" "$dir/out"'
 

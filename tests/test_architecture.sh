@@ -30,6 +30,7 @@ code_of() {
 }
 
 # formats <- kernels <- runtime; formats <- requant; tools' main files may use everything, nobody includes tests.
+# requant's *_cuda files also know the file of instructions, kernels/ptx_cuda.cuh.
 arrows() {
     local folder allowed
     for folder in formats kernels runtime requant; do
@@ -40,7 +41,7 @@ arrows() {
             requant) allowed='formats|requant' ;;
         esac
         library_sources | grep "^$folder/" | xargs grep -nE '^[[:space:]]*#[[:space:]]*include[[:space:]]*"' /dev/null |
-            grep -vE "\"($allowed)/[A-Za-z0-9_.]+\""
+            grep -vE "\"($allowed)/[A-Za-z0-9_.]+\"" | grep -vE '^requant/[a-z0-9_]*_cuda\.cuh?:.*"kernels/ptx_cuda\.cuh"'
     done
 }
 
@@ -122,6 +123,8 @@ fresh_copy
     printf '#include "runtime/runtime.h"\n' >>kernels/kernels.h
     printf '#include "requant/quant.h"\n' >>runtime/compare.c
     printf '#include "kernels/kernels.h"\n' >>requant/quant.h
+    printf '#include "kernels/cuda.h"\n' >>requant/quant_gpu_cuda.cu
+    printf '#include "kernels/ptx_cuda.cuh"\n' >>requant/quant.c
     printf '#include "status.h"\n' >>formats/kv.h
     printf '#include "formats/cli.h"\n' >>runtime/compare.h
     printf 'void chatty(void) { printf("x"); }\n' >>formats/kv.h
@@ -137,6 +140,8 @@ expect arrows formats/status.c
 expect arrows kernels/kernels.h
 expect arrows runtime/compare.c
 expect arrows requant/quant.h
+expect arrows requant/quant_gpu_cuda.cu
+expect arrows requant/quant.c
 expect arrows formats/kv.h
 expect cli_in_main_only runtime/compare.h
 expect silent_libraries formats/kv.h

@@ -23,6 +23,7 @@ short_jobs() {
 90 5 4 gpu_sample --quick
 90 0 4 gpu_generate --quick $hybrid
 80 2 4 gpu_layers $both 8
+90 2 5 gpu_quant --quick
 races 4 6 gpu_layers $both 8
 JOBS
 }
@@ -43,6 +44,9 @@ long_jobs() {
     echo "races 1 5 gpu_attention --max-context 40"
     echo "races 6 4 gpu_sample --quick"
     echo "90 5 6 gpu_generate --quick $both"
+    echo "90 0 8 gpu_quant"
+    echo "80 1 4 gpu_quant --quick"
+    echo "races 3 4 gpu_quant --quick"
 }
 
 run_job() {
@@ -65,9 +69,19 @@ export dir out
 jobs=short_jobs
 [ "${1:-}" = --long ] && jobs=long_jobs
 # A kernel's static variables are __shared__ ones; in the template of one GCC leaves them out of the section that each CTA has.
-lost=$(nm -C "$dir"/90/obj/kernels/*_cuda.o | grep -E ' [bB] .*\(.*\)::')
+lost=$(nm -C "$dir"/90/obj/*/*_cuda.o | grep -E ' [bB] .*\(.*\)::')
 if [ -z "$lost" ]; then echo "ok every shared variable is a CTA's own" | tee "$out/first"
 else echo "FAIL every shared variable is a CTA's own: not $lost" | head -n 5 | tee "$out/first"; fi
+# The pack that a GPU makes is the CPU's.
+packs() {
+    local device
+    for device in cpu cuda; do
+        "$dir/90/spk-pack" --quiet --device $device --threads 1 --recipe fast --effort fast "$both" "$out/$device.spk" || return 1
+    done
+    cmp "$out/cpu.spk" "$out/cuda.spk"
+}
+if packs >"$out/packs" 2>&1 && grep -q '^quantized  on emulated' "$out/packs"; then echo "ok a pack that is made on an emulated GPU is the CPU's"
+else echo "FAIL a pack that is made on an emulated GPU is the CPU's"; tail -n 5 "$out/packs" | sed 's/^/  /'; fi | tee -a "$out/first"
 $jobs | xargs -P "$(nproc)" -I{} bash -c 'run_job {}' | tee "$out/all"
 [ "${1:-}" = --long ] && { tests/emulator/faults.sh "$dir" | tee -a "$out/all"; }
 ! grep -q '^FAIL' "$out/first" "$out/all"

@@ -206,6 +206,41 @@ static void what_is_damaged_in_an_unfinished_pack_is_made_anew(void) {
     gb_remove_dir(dir);
 }
 
+/* In a child, which dies when `limit` bytes have been reported: a job that differs from convert's in nothing but its effort. */
+static void leave_job(const char *out, spk_quant_effort effort, bool resume, uint64_t limit) {
+    (void)fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        spk_gguf *source = NULL;
+        spk_recipe *recipe = NULL;
+        spk_convert_plan plan;
+        progress_limit = limit;
+        if (spk_gguf_open(TINY36, &source, NULL) != SPK_OK || spk_recipe_load("safe", "", &recipe, NULL) != SPK_OK) _exit(1);
+        spk_convert_options options = { .source = source, .out_path = out, .recipe = recipe, .imatrix_name = "", .effort = effort,
+                                        .thread_count = 1, .resume = resume, .progress = die_at };
+        _exit(spk_convert_plan_make(&options, &plan, NULL) == SPK_OK && spk_convert_run(&options, &plan, NULL) == SPK_OK ? 0 : 1);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) == (limit != UINT64_MAX), "how the child ended: %x", status);
+}
+
+/* A job that began anew in the file of another one leaves that one's data and records behind its own; when it is killed, too, and gone
+ * on with, none of them may count. */
+static void what_another_job_left_is_never_taken_over(void) {
+    make_fast_dir();
+    const char *wanted = in_dir("wanted.spk"), *out = in_dir("out.spk");
+    leave_job(wanted, SPK_EFFORT_FAST, false, UINT64_MAX);
+    static const uint64_t second_limits[] = { 1, 1 << 20, 5 << 20 };
+    for (size_t i = 0; i < sizeof second_limits / sizeof *second_limits; i++) {
+        leave_job(out, SPK_EFFORT_NORMAL, false, 11 << 20);
+        leave_job(out, SPK_EFFORT_FAST, true, second_limits[i]);
+        leave_job(out, SPK_EFFORT_FAST, true, UINT64_MAX);
+        CHECK(same_file_bytes(out, wanted), "second job killed after %d bytes: another pack", (int)second_limits[i]);
+        (void)remove(out);
+    }
+    gb_remove_dir(dir);
+}
+
 /* ---- Two writers ---- */
 
 static void a_second_writer_of_a_path_is_refused(void) {
@@ -468,6 +503,7 @@ static void an_open_pack_outlives_its_replacement(void) {
 int main(void) {
     RUN(killed_conversions_leave_nothing_wrong_and_can_be_gone_on_with);
     RUN(what_is_damaged_in_an_unfinished_pack_is_made_anew);
+    RUN(what_another_job_left_is_never_taken_over);
     RUN(a_second_writer_of_a_path_is_refused);
     RUN(many_packers_of_one_path_make_one_pack);
     RUN(what_is_no_unfinished_file_of_ours_is_not_touched);

@@ -62,6 +62,8 @@ wrong_usage_is_status_2() {
         run 2 "$pack" --threads $n "$tiny" "$dir/a"; says err "--threads '$n'"
     done
     run 2 "$pack" --effort hard "$tiny" "$dir/a"; says err "--effort 'hard': expected fast, normal or best"
+    run 2 "$pack" --device gpu "$tiny" "$dir/a"; says err "--device 'gpu': expected auto, cpu or cuda"
+    run 2 "$pack" --device cuda --calibration x "$tiny" "$dir/a"; says err "--device cuda: what --calibration is for"
     run 2 "$pack" --set nonsense "$tiny" "$dir/a"; says err "REGEX=TYPE"
     run 2 "$pack" --set 'output\.weight=Q3_K' "$tiny" "$dir/a"; says err "cannot requantize to 'Q3_K'"
     says err "--set 'output\.weight=Q3_K': cannot"       # no line number
@@ -114,6 +116,21 @@ more_effort_leaves_less_error_and_is_recorded() {
     done
     run 0 "$pack" --recipe ffn "$tiny" "$dir/a.spk"
     cmp -s "$dir/a.spk" "$dir/normal-1.spk" || fail "normal is not the default"
+}
+
+a_device_never_changes_the_pack() {
+    local device
+    for device in cpu auto; do
+        run 0 "$pack" --json --recipe fast --device $device "$tiny" "$dir/device-$device.spk"; says out '"device":	"cpu"'
+    done
+    if "$pack" --json --recipe fast --device cuda "$tiny" "$dir/device-cuda.spk" >"$dir/out" 2>"$dir/err"; then
+        says out '"device":	"cuda"'
+        cmp -s "$dir/device-cpu.spk" "$dir/device-cuda.spk" || fail "a GPU changes the pack"
+    else
+        says err '--device cuda: GPU quantizer: '
+        [ ! -e "$dir/device-cuda.spk" ] || fail "a pack is left"
+    fi
+    cmp -s "$dir/device-cpu.spk" "$dir/device-auto.spk" || fail "the device changes the pack"
 }
 
 a_dry_run_touches_nothing() {
@@ -326,7 +343,7 @@ a_wrong_better_source_is_refused() {
 }
 
 for t in help_and_version wrong_usage_is_status_2 a_pack_is_made_and_reported json_is_complete \
-    more_effort_leaves_less_error_and_is_recorded a_dry_run_touches_nothing a_set_that_matches_nothing_is_an_error a_tokenizer_that_spk_run_cannot_use_is_told \
+    more_effort_leaves_less_error_and_is_recorded a_device_never_changes_the_pack a_dry_run_touches_nothing a_set_that_matches_nothing_is_an_error a_tokenizer_that_spk_run_cannot_use_is_told \
     a_model_without_a_default_is_packed_natively_and_told a_default_that_does_not_fit_the_types_is_told \
     existing_files_and_inputs_are_kept a_bad_input_is_one_line_and_leaves_nothing an_unwritable_directory_is_refused \
     a_file_size_limit_leaves_nothing too_small_a_disk_is_told_before_the_work a_full_stdout_is_a_failure \

@@ -8,18 +8,21 @@ trap 'rm -rf "$tree"' EXIT
 status=0
 flags="-std=c++17 -O1 -g -D_GNU_SOURCE -Itests/emulator/include -I$tree -I. -ffp-contract=off -pthread -x c++ -fno-strict-aliasing -w"
 
-# plant NAME FILE PERL UNIT VARIANT SEED SAYS PROGRAM...: the program must fail, and say SAYS (a regular expression).
+# plant NAME FILE PERL UNIT VARIANT SEED SAYS PROGRAM...: the program must fail, and say SAYS (a regular expression).  FILE and UNIT
+# are of kernels/, unless they name a folder.
 plant() {
     local name=$1 file=$2 edit=$3 unit=$4 variant=$5 seed=$6 says=$7 program=$8 arch=900 more=
     shift 8
+    case $file in */*) ;; *) file=kernels/$file ;; esac
+    case $unit in */*) ;; *) unit=kernels/$unit ;; esac
     case $variant in 80) arch=800 ;; races) more="-DSPK_EMULATOR_RACES -fsanitize=thread" ;; esac
-    rm -rf "$tree/kernels"
-    cp -r kernels "$tree/"
+    rm -rf "$tree/kernels" "$tree/requant"
+    cp -r kernels requant "$tree/"
     rm "$tree/kernels/ptx_cuda.cuh"
-    perl -0pi -e "$edit" "$tree/kernels/$file"
-    if cmp -s "kernels/$file" "$tree/kernels/$file"; then echo "FAIL fault '$name' is not planted"; status=1; return; fi
+    perl -0pi -e "$edit" "$tree/$file"
+    if cmp -s "$file" "$tree/$file"; then echo "FAIL fault '$name' is not planted"; status=1; return; fi
     # shellcheck disable=SC2086
-    if ! { ${CXX:-g++} $flags -D__CUDA_ARCH__=$arch $more -c -o "$tree/unit.o" "$tree/kernels/$unit.cu" &&
+    if ! { ${CXX:-g++} $flags -D__CUDA_ARCH__=$arch $more -c -o "$tree/unit.o" "$tree/$unit.cu" &&
            ${CXX:-g++} -o "$tree/program" "$tree/unit.o" "$dir/../obj/tests/$program.o" "$dir/$variant/libspk.a" \
                -lzstd -lxxhash -lpcre2-8 -lcjson -lm -lpthread -ldl; } >"$tree/log" 2>&1; then
         echo "FAIL fault '$name' does not build"; sed 's/^/  /' "$tree/log" | head -n 5; status=1; return
@@ -55,4 +58,8 @@ plant "a wrong half of a product" attention_cuda.cu 's/multiply_add\(high\[m\], 
 plant "weights that not all warps have written" attention_cuda.cu 's/(make_uint4\(high\[0\], high\[1\], low\[0\], low\[1\]\);)\n        __syncthreads\(\);/$1/' attention_cuda races 0 'race: .*' "${attention[@]}"
 plant "a cluster that may not have started" sample_cuda.cu 's/c\.wait_for_start\(\);//' sample_cuda 90 0 'may not run yet|twice without' gpu_sample --quick
 plant "a histogram that others still write" sample_cuda.cu 's/(merge\(u64 \*weights, uint32_t \*counts, uint32_t n\) const \{\n        )c\.sync\(\);/$1/' sample_cuda 90 1 'differ' gpu_sample --quick
+plant "lanes that are summed in another order" requant/quant_vectors_cuda.cuh 's/sum \+= v8_lane\(\*v, j\)/sum += v8_lane(*v, 7 - j)/' requant/quant_affine_cuda 90 0 'blocks differ' gpu_quant
+plant "halves that are rounded up" requant/quant_vectors_cuda.cuh 's/__float2half_rn\(f\)/__float2half_ru(f)/' requant/quant_symmetric_cuda 90 0 'blocks differ' gpu_quant --quick
+plant "tiles on a grid that nobody looks at again" requant/quant_kernel_cuda.cuh 's/= may_be_exact;/= 0;/' requant/quant_symmetric_cuda 90 0 'blocks differ' gpu_quant --quick
+plant "a fit that is packed before all have stored it" requant/quant_affine_cuda.cu 's/(make_zeros\(w\);)\n    __syncwarp\(\);/$1/' requant/quant_affine_cuda races 0 'race: .*|blocks differ' gpu_quant --quick
 exit $status

@@ -34,6 +34,7 @@ inline uint16_t half_bits(double value, half_rounding rounding) {
 } // namespace emulator
 
 inline __half __ushort_as_half(unsigned short bits) { return { bits }; }
+inline unsigned short __half_as_ushort(__half h) { return h.bits; }
 inline float __half2float(__half h) { return emulator::half_values[h.bits]; }
 inline __half __float2half_rn(float v) { return { emulator::half_bits((double)v, emulator::TO_NEAREST) }; }
 inline __half __float2half_ru(float v) { return { emulator::half_bits((double)v, emulator::UP) }; }
