@@ -121,10 +121,66 @@ static void another_source_is_refused(void) {
     gb_remove_dir(dir);
 }
 
+/* A pack with every checksum right, whose directory has two tensors exchanged: nothing of it is taken for granted. */
+static void exchange_tensors(const char *path, const char *first, const char *second) {
+    spk_gguf *source = NULL;
+    spk_recipe *recipe = NULL;
+    spk_convert_plan plan;
+    spk_pack_writer *writer = NULL;
+    CHECK_OK(spk_gguf_open(TINY36, &source, &err), err);
+    CHECK_OK(spk_recipe_load("native", "", &recipe, &err), err);
+    const spk_convert_options options = { .source = source, .out_path = path, .recipe = recipe, .imatrix_name = "" };
+    CHECK_OK(spk_convert_plan_make(&options, &plan, &err), err);
+    uint64_t a = 0, b = 0;
+    for (uint64_t i = 0; i < plan.tensor_count; i++) {
+        if (strcmp(plan.tensors[i].name, first) == 0) a = i;
+        if (strcmp(plan.tensors[i].name, second) == 0) b = i;
+    }
+    CHECK(a != b, "%s and %s", first, second);
+    spk_tensor kept = plan.tensors[a];
+    plan.tensors[a] = plan.tensors[b];
+    plan.tensors[b] = kept;
+    gguf_build file = read_file(TINY36), kvs = { 0 };
+    const spk_kv_set *set = spk_gguf_kvs(source);
+    for (uint64_t i = 0; i < set->count; i++) gb_raw(&kvs, set->items[i].entry, set->items[i].entry_bytes);
+    spk_pack_writer_options w = { .path = path, .config = &plan.config, .tensor_count = plan.tensor_count, .kv_bytes = kvs.bytes,
+                                  .kv_bytes_size = kvs.size, .kv_count = set->count };
+    memcpy(w.section_bytes, plan.section_bytes, sizeof w.section_bytes);
+    CHECK_OK(spk_pack_writer_begin(&w, &writer, &err), err);
+    for (int place = 0; place < SPK_PLACE_COUNT; place++) {
+        void *zeros = calloc(1, plan.section_bytes[place] + 1);
+        CHECK_OK(spk_pack_writer_append(writer, zeros, plan.section_bytes[place], &err), err);
+        free(zeros);
+    }
+    const spk_provenance provenance = { .source_name = "tiny-qwen36-ud-q4_k_m.gguf", .source_bytes = file.size,
+                                        .source_digest = spk_digest_of(file.bytes, file.size), .source_version = 3,
+                                        .source_alignment_bytes = 32, .recipe_name = "native", .recipe_text = "recipe native\n",
+                                        .imatrix_name = "", .weights_name = "", .tool_version = "spk-pack 0" };
+    CHECK_OK(spk_pack_writer_commit(writer, plan.tensors, &provenance, &err), err);
+    gb_free(&file), gb_free(&kvs);
+    spk_convert_plan_free(&plan);
+    spk_recipe_free(recipe);
+    spk_gguf_close(source);
+}
+
+static void a_directory_that_is_not_the_sources_is_refused(void) {
+    static const char *const pairs[][2] = { { "blk.0.ffn_up_shexp.weight", "blk.0.attn_norm.weight" },
+                                            { "token_embd.weight", "blk.1.ssm_conv1d.weight" } };
+    for (size_t i = 0; i < 2; i++) {
+        gb_make_dir(dir);
+        const char *path = in_dir("hostile.spk");
+        exchange_tensors(path, pairs[i][0], pairs[i][1]);
+        (void)damage(path);
+        CHECK(repair(path, TINY36, NULL, NULL) == SPK_E_MISMATCH && strstr(err.text, "is not what spk-pack makes of") != NULL, "%s", err.text);
+        gb_remove_dir(dir);
+    }
+}
+
 int main(void) {
     RUN(damaged_chunks_are_made_again);
     RUN(a_pack_fitted_from_better_weights_needs_them);
     RUN(what_was_made_with_an_imatrix_says_so);
     RUN(another_source_is_refused);
+    RUN(a_directory_that_is_not_the_sources_is_refused);
     return CHECK_EXIT();
 }
