@@ -275,7 +275,11 @@ spk_status spk_outfile_write(spk_outfile *file, uint64_t offset_bytes, const voi
         }
         if (written <= 0) {
             int code = written < 0 ? errno : ENOSPC;
-            if (code == ENOSPC || code == EDQUOT || code == EFBIG) return fail_full(file, err);
+            if (code == ENOSPC || code == EDQUOT || code == EFBIG) {
+                spk_outfile needs = *file;               /* at least what was written up to here */
+                if (needs.expected_bytes < offset_bytes + size_bytes) needs.expected_bytes = offset_bytes + size_bytes;
+                return fail_full(&needs, err);
+            }
             return spk_fail(err, SPK_E_IO, "%s: cannot write %" PRIu64 " bytes at %" PRIu64 ": %s", file->path, size_bytes,
                             offset_bytes, strerror(code));
         }
