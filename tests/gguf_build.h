@@ -31,7 +31,7 @@ static inline void gb_raw(gguf_build *b, const void *bytes, size_t size) {
         b->bytes = realloc(b->bytes, b->capacity);
         if (b->bytes == NULL) abort();
     }
-    memcpy(b->bytes + b->size, bytes, size);
+    if (size > 0) memcpy(b->bytes + b->size, bytes, size);
     b->size += size;
 }
 
