@@ -130,7 +130,8 @@ static void die_at(void *context, uint64_t done_bytes, uint64_t total_bytes) {
     if (done_bytes >= progress_limit) (void)raise(SIGKILL);
 }
 
-static void leave_unfinished(const char *out, uint64_t limit) {
+/* Runs in a child; with a limit it dies, without one (UINT64_MAX) it ends. */
+static void leave_job(const char *out, const char *recipe_name, spk_quant_effort effort, bool resume, uint64_t limit) {
     (void)fflush(NULL);
     pid_t child = fork();
     if (child == 0) {
@@ -138,14 +139,16 @@ static void leave_unfinished(const char *out, uint64_t limit) {
         spk_recipe *recipe = NULL;
         spk_convert_plan plan;
         progress_limit = limit;
-        if (spk_gguf_open(TINY36, &source, NULL) != SPK_OK || spk_recipe_load("native", "", &recipe, NULL) != SPK_OK) _exit(1);
-        spk_convert_options options = { .source = source, .out_path = out, .recipe = recipe, .imatrix_name = "",
-                                        .thread_count = 1, .progress = die_at };
+        if (spk_gguf_open(TINY36, &source, NULL) != SPK_OK || spk_recipe_load(recipe_name, "", &recipe, NULL) != SPK_OK) _exit(1);
+        spk_convert_options options = { .source = source, .out_path = out, .recipe = recipe, .imatrix_name = "", .effort = effort,
+                                        .thread_count = 1, .resume = resume, .progress = die_at };
         _exit(spk_convert_plan_make(&options, &plan, NULL) == SPK_OK && spk_convert_run(&options, &plan, NULL) == SPK_OK ? 0 : 1);
     }
     int status = 0;
-    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status), "it should have died: %x", status);
+    CHECK(waitpid(child, &status, 0) == child, "waitpid");
+    CHECK(limit == UINT64_MAX ? status == 0 : WIFSIGNALED(status), "how the child ended: %x", status);
 }
+static void leave_unfinished(const char *out, uint64_t limit) { leave_job(out, "native", SPK_EFFORT_NORMAL, false, limit); }
 
 /* The path of the one unfinished file in the directory. */
 static const char *unfinished(void) {
@@ -206,35 +209,17 @@ static void what_is_damaged_in_an_unfinished_pack_is_made_anew(void) {
     gb_remove_dir(dir);
 }
 
-/* In a child, which dies when `limit` bytes have been reported: a job that differs from convert's in nothing but its effort. */
-static void leave_job(const char *out, spk_quant_effort effort, bool resume, uint64_t limit) {
-    (void)fflush(NULL);
-    pid_t child = fork();
-    if (child == 0) {
-        spk_gguf *source = NULL;
-        spk_recipe *recipe = NULL;
-        spk_convert_plan plan;
-        progress_limit = limit;
-        if (spk_gguf_open(TINY36, &source, NULL) != SPK_OK || spk_recipe_load("safe", "", &recipe, NULL) != SPK_OK) _exit(1);
-        spk_convert_options options = { .source = source, .out_path = out, .recipe = recipe, .imatrix_name = "", .effort = effort,
-                                        .thread_count = 1, .resume = resume, .progress = die_at };
-        _exit(spk_convert_plan_make(&options, &plan, NULL) == SPK_OK && spk_convert_run(&options, &plan, NULL) == SPK_OK ? 0 : 1);
-    }
-    int status = 0;
-    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) == (limit != UINT64_MAX), "how the child ended: %x", status);
-}
-
 /* A job that began anew in the file of another one leaves that one's data and records behind its own; when it is killed, too, and gone
  * on with, none of them may count. */
 static void what_another_job_left_is_never_taken_over(void) {
     make_fast_dir();
     const char *wanted = in_dir("wanted.spk"), *out = in_dir("out.spk");
-    leave_job(wanted, SPK_EFFORT_FAST, false, UINT64_MAX);
+    leave_job(wanted, "safe", SPK_EFFORT_FAST, false, UINT64_MAX);
     static const uint64_t second_limits[] = { 1, 1 << 20, 5 << 20 };
     for (size_t i = 0; i < sizeof second_limits / sizeof *second_limits; i++) {
-        leave_job(out, SPK_EFFORT_NORMAL, false, 11 << 20);
-        leave_job(out, SPK_EFFORT_FAST, true, second_limits[i]);
-        leave_job(out, SPK_EFFORT_FAST, true, UINT64_MAX);
+        leave_job(out, "safe", SPK_EFFORT_NORMAL, false, 11 << 20);
+        leave_job(out, "safe", SPK_EFFORT_FAST, true, second_limits[i]);
+        leave_job(out, "safe", SPK_EFFORT_FAST, true, UINT64_MAX);
         CHECK(same_file_bytes(out, wanted), "second job killed after %d bytes: another pack", (int)second_limits[i]);
         (void)remove(out);
     }

@@ -1,4 +1,4 @@
-/* formats/info_main.c - spk-info: what a pack or a GGUF file holds. */
+/* requant/info_main.c - spk-info: what a pack or a GGUF file holds. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
