@@ -142,15 +142,9 @@ struct down_side {
     const float *h;                  /* of the first slot; slots are column_count apart */
     uint32_t     column_count, units_per_cta;
 };
-struct down_args {
-    spk_cuda_routing routing;
-    spk_cuda_signal  routed_ready;
-    down_side        routed, shared;
-    uint64_t         expert_stride;
-    const float     *shared_logit;
-    float           *routed_out[SPK_CUDA_DOWN_PARTS_MAX], *shared_out, *sum_out;
-    const float     *residual;
-    uint32_t         part_count, rows_per_cta, stage_bytes, slot_bytes;
+struct down_args : down_ends {
+    down_side routed, shared;
+    uint32_t  rows_per_cta, stage_bytes, slot_bytes;
 };
 
 /* Job j of a CTA: piece (fastest), unit, slot; the shared expert's jobs come last. */
@@ -287,17 +281,9 @@ void spk_cuda_launch_experts_down(spk_cuda *cuda, const spk_cuda_experts_down *a
     using namespace spk;
     if (launch_held_experts_down(cuda, args)) return;
     down_args a = {};
-    a.routing = args->routing;
-    a.routed_ready = args->routed_ready;
+    (down_ends &)a = down_ends_of(cuda, args);
     a.routed = { make_row_matrix(args->down), args->h, (uint32_t)args->down.col_count, 1 };
     if (args->shared_down.data != nullptr) a.shared = { make_row_matrix(args->shared_down), args->shared_h, (uint32_t)args->shared_down.col_count, 1 };
-    a.expert_stride = args->expert_stride_bytes;
-    a.shared_logit = args->shared_logit;
-    for (int p = 0; p < SPK_CUDA_DOWN_PARTS_MAX; p++) a.routed_out[p] = args->routed[p];
-    a.shared_out = args->shared;
-    a.sum_out = args->sum;
-    a.residual = args->residual;
-    a.part_count = spk_cuda_experts_down_parts(cuda, &args->down, args->routing.used_count);
     /* Whole units of both matrices; rows of a unit are powers of two. */
     a.rows_per_cta = std::max(a.routed.m.rows_per_unit(), a.shared.m.data != nullptr ? a.shared.m.rows_per_unit() : 1);
     a.routed.units_per_cta = a.rows_per_cta / a.routed.m.rows_per_unit();

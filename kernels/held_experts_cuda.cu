@@ -103,15 +103,9 @@ struct down_side {
     const float   *h;                    /* of the first slot; slots are column_count apart */
     uint32_t       column_count, unit_stride, piece_stride, piece_count, type;
 };
-struct down_args {
-    spk_cuda_routing routing;            /* choice and weight */
-    spk_cuda_signal  routed_ready;
-    down_side        routed, shared;
-    uint64_t         expert_stride;
-    const float     *shared_logit;
-    float           *routed_out[SPK_CUDA_DOWN_PARTS_MAX], *shared_out, *sum_out;
-    const float     *residual;
-    uint32_t         part_count, row_count;
+struct down_args : down_ends {           /* routing: choice and weight */
+    down_side routed, shared;
+    uint32_t  row_count;
 };
 
 /* Dynamic shared memory: a piece of h for each warp, sums of its rows, weights of ranks, the rows' residuals, the shared expert's logit. */
@@ -253,18 +247,10 @@ bool launch_held_experts_down(spk_cuda *cuda, const spk_cuda_experts_down *args)
     const row_matrix routed = make_row_matrix(args->down), shared = has_shared ? make_row_matrix(args->shared_down) : row_matrix{};
     if (has_shared && shared.lanes_per_row != routed.lanes_per_row) return false;
     down_args a = {};
-    a.routing = args->routing;
-    a.routed_ready = args->routed_ready;
+    (down_ends &)a = down_ends_of(cuda, args);
     a.routed = side_of(routed, args->h, args->down.col_count);
     a.shared.piece_count = 1;            /* of none: nothing is divided by zero */
     if (has_shared) a.shared = side_of(shared, args->shared_h, args->shared_down.col_count);
-    a.expert_stride = args->expert_stride_bytes;
-    a.shared_logit = args->shared_logit;
-    for (int p = 0; p < SPK_CUDA_DOWN_PARTS_MAX; p++) a.routed_out[p] = args->routed[p];
-    a.shared_out = args->shared;
-    a.sum_out = args->sum;
-    a.residual = args->residual;
-    a.part_count = spk_cuda_experts_down_parts(cuda, &args->down, args->routing.used_count);
     a.row_count = routed.row_count;
     const uint32_t ranks = (args->routing.used_count + a.part_count - 1) / a.part_count;
     const uint32_t warps = ranks * routed.piece_count + (has_shared ? shared.piece_count : 0);

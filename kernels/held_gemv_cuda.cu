@@ -3,8 +3,8 @@
  * Maths      as gemv_cuda.cu, of which this is the short form: rows one tile wide, tiles of one matrix type or a set of types,
  *            up to two rows of floats a CTA that ride along
  * Bytes      qkv + z of Qwen3.6 in Q4_K, 12288 rows of 2048: 14.2 MB; its output projection, 2048 rows of 4096: 4.7 MB
- * Launch     one CTA an SM, of 8 warps; a thread prepares 8 values of x (2048) or twice 8 (4096).  A warp's first one or two tiles
- *            are on their way before chain_wait; each later one is asked for when one is done
+ * Launch     one CTA an SM, of 8 warps; a thread prepares 8 values of x (2048) or twice 8 (4096).  A warp's first one to three tiles
+ *            are on their way before chain_wait, the third into shared memory; each later one is asked for when one is done
  * Resources  at most 65536 registers a CTA, half of that for Q4_K; 11 KiB of shared memory, 42 with a tile a warp to spare
  * Reference  gemv_cuda.cu: the same bits (tests/checkkern compares both with spk_kernels.matmul)
  */
@@ -111,10 +111,12 @@ template <uint32_t KB> __device__ __forceinline__ float residual_of(const held_s
     return s.residual != nullptr && rows.is_mine ? __ldcg(s.residual + rows.row) : 0.0f;
 }
 
-/* Shape of a kernel: tile types (a set), super-blocks a row, warps, tiles a warp holds (one more waits in shared memory where
+constexpr uint32_t WARPS = 8;
+
+/* Shape of a kernel: tile types (a set), super-blocks a row, tiles a warp holds (one more waits in shared memory where
  * SPARE_BYTES, a tile's, are set), rows of floats a CTA takes along. */
-template <uint32_t TYPES_, uint32_t KB_, uint32_t WARPS_, int AHEAD_, uint32_t SPARE_BYTES_, int RIDERS_, bool REST_, bool IS_PAIR_> struct shape {
-    static constexpr uint32_t TYPES = TYPES_, KB = KB_, WARPS = WARPS_, SPARE_BYTES = SPARE_BYTES_;
+template <uint32_t TYPES_, uint32_t KB_, int AHEAD_, uint32_t SPARE_BYTES_, int RIDERS_, bool REST_, bool IS_PAIR_> struct shape {
+    static constexpr uint32_t TYPES = TYPES_, KB = KB_, SPARE_BYTES = SPARE_BYTES_;
     static constexpr int AHEAD = AHEAD_, RIDERS = RIDERS_;
     static constexpr bool REST = REST_, IS_PAIR = IS_PAIR_;
 };
@@ -122,19 +124,19 @@ template <uint32_t TYPES_, uint32_t KB_, uint32_t WARPS_, int AHEAD_, uint32_t S
 /* Dynamic shared memory: x, the spare tiles, their barriers. */
 template <class S> __host__ __device__ constexpr uint32_t vector_bytes() { return (int8_bytes(256 * S::KB, S::REST) + 127) / 128 * 128; }
 template <class S> constexpr uint32_t shared_bytes() {
-    return vector_bytes<S>() + (S::SPARE_BYTES > 0 ? S::WARPS * (S::SPARE_BYTES + RING_STAGES_MAX * (uint32_t)sizeof(uint64_t)) : 0);
+    return vector_bytes<S>() + (S::SPARE_BYTES > 0 ? WARPS * (S::SPARE_BYTES + RING_STAGES_MAX * (uint32_t)sizeof(uint64_t)) : 0);
 }
 
-template <class S> __global__ void __launch_bounds__(32 * S::WARPS, S::WARPS == 8 && S::TYPES == Q4_K ? 2 : 1)
+template <class S> __global__ void __launch_bounds__(32 * WARPS, S::TYPES == Q4_K ? 2 : 1)
 held_gemv_kernel(const __grid_constant__ held_args a) {
     chain_release();
     touch_arguments(a);
     constexpr uint32_t KB = S::KB, COUNT = 256 * KB;
-    constexpr int AHEAD = S::AHEAD, RIDERS = S::RIDERS, EIGHTS = KB / S::WARPS;
+    constexpr int AHEAD = S::AHEAD, RIDERS = S::RIDERS, EIGHTS = KB / WARPS;
     constexpr bool REST = S::REST, IS_PAIR = S::IS_PAIR;
     uint8_t *const memory = ptx::dynamic_shared();
     const input_vector v = carve_int8(memory, COUNT, REST);
-    const uint32_t lane = threadIdx.x & 31, first = blockIdx.x + gridDim.x * (threadIdx.x >> 5), step = gridDim.x * S::WARPS;
+    const uint32_t lane = threadIdx.x & 31, first = blockIdx.x + gridDim.x * (threadIdx.x >> 5), step = gridDim.x * WARPS;
     held_tile<S::TYPES> held[AHEAD];
     tile_walk<S::TYPES, IS_PAIR> ahead = { a, first, step, false }, walk = ahead;
 #pragma unroll
@@ -145,7 +147,7 @@ held_gemv_kernel(const __grid_constant__ held_args a) {
     warp_ring spare = {};
     if constexpr (S::SPARE_BYTES > 0) {
         uint8_t *const tiles = memory + vector_bytes<S>();
-        spare.begin(tiles, (uint64_t *)(tiles + S::WARPS * S::SPARE_BYTES), S::SPARE_BYTES, 1);
+        spare.begin(tiles, (uint64_t *)(tiles + WARPS * S::SPARE_BYTES), S::SPARE_BYTES, 1);
         if (ahead.is_there()) spare.fill(0, ahead.tile(ahead.segment()), 0, S::SPARE_BYTES, 1);
     }
     eight riders[RIDERS > 0 ? RIDERS : 1], norm[EIGHTS];
@@ -192,24 +194,24 @@ held_gemv_kernel(const __grid_constant__ held_args a) {
 /* ---- The launch ---- */
 
 struct held_kernel {
-    uint32_t types, kb, warps, riders, shared_bytes;
+    uint32_t types, kb, riders, shared_bytes;
     bool     has_rest, is_pair;
     void   (*kernel)(held_args);
 };
-template <uint32_t TYPES, uint32_t KB, uint32_t WARPS, int AHEAD, uint32_t SPARE_BYTES, int RIDERS, bool REST, bool IS_PAIR = false>
+template <uint32_t TYPES, uint32_t KB, int AHEAD, uint32_t SPARE_BYTES, int RIDERS, bool REST, bool IS_PAIR = false>
 constexpr held_kernel row() {
-    typedef shape<TYPES, KB, WARPS, AHEAD, SPARE_BYTES, RIDERS, REST, IS_PAIR> own;
-    return { TYPES, KB, WARPS, RIDERS, shared_bytes<own>(), REST, IS_PAIR, held_gemv_kernel<own> };
+    typedef shape<TYPES, KB, AHEAD, SPARE_BYTES, RIDERS, REST, IS_PAIR> own;
+    return { TYPES, KB, RIDERS, shared_bytes<own>(), REST, IS_PAIR, held_gemv_kernel<own> };
 }
 constexpr uint32_t SPARE = 9 * 512;     /* a Q4_K tile: qkv + z of Qwen3.6 are three tiles a warp */
 /* The first row that fits is taken. */
 const held_kernel KERNELS[] = {
-    row<Q4_K, 8, 8, 2, SPARE, 1, true>(), row<Q5_K, 8, 8, 2, 0, 1, true>(), row<Q6_K, 8, 8, 2, 0, 1, true>(), row<Q8_0, 8, 8, 2, 0, 1, true>(),
-    row<Q4_K | Q6_K, 8, 8, 2, 0, 0, true>(), row<Q4_K | Q8_0, 8, 8, 2, 0, 0, true>(),
-    row<Q4_K, 8, 8, 2, 0, 2, false, true>(), row<Q8_0, 8, 8, 2, 0, 2, false, true>(),
-    row<Q4_K, 8, 8, 2, 0, 1, false>(), row<Q8_0, 8, 8, 2, 0, 1, false>(),
-    row<Q4_K, 16, 8, 1, 0, 0, true>(), row<Q5_K, 16, 8, 1, 0, 0, true>(),
-    row<Q6_K, 16, 8, 1, 0, 0, true>(), row<Q8_0, 16, 8, 1, 0, 0, true>(),
+    row<Q4_K, 8, 2, SPARE, 1, true>(), row<Q5_K, 8, 2, 0, 1, true>(), row<Q6_K, 8, 2, 0, 1, true>(), row<Q8_0, 8, 2, 0, 1, true>(),
+    row<Q4_K | Q6_K, 8, 2, 0, 0, true>(), row<Q4_K | Q8_0, 8, 2, 0, 0, true>(),
+    row<Q4_K, 8, 2, 0, 2, false, true>(), row<Q8_0, 8, 2, 0, 2, false, true>(),
+    row<Q4_K, 8, 2, 0, 1, false>(), row<Q8_0, 8, 2, 0, 1, false>(),
+    row<Q4_K, 16, 1, 0, 0, true>(), row<Q5_K, 16, 1, 0, 0, true>(),
+    row<Q6_K, 16, 1, 0, 0, true>(), row<Q8_0, 16, 1, 0, 0, true>(),
 };
 constexpr uint32_t ROUNDS_MAX = 8;       /* of a warp: longer streams are better off with a deep ring */
 
@@ -244,8 +246,8 @@ bool launch_held_gemv(spk_cuda *cuda, const spk_cuda_gemv *args) {
         if ((a.segments[i].up != nullptr) != is_pair || (is_pair && i > 0)) return false;
     for (const held_kernel &k : KERNELS) {
         if ((types & ~k.types) != 0 || kb != k.kb || (args->source.has_rest != 0) != k.has_rest || is_pair != k.is_pair) continue;
-        if (a.rider_count > k.riders * cuda->sm_count || a.job_count > ROUNDS_MAX * k.warps * cuda->sm_count) continue;
-        launch(cuda, k.kernel, std::min(cuda->sm_count, std::max(a.job_count, a.rider_count)), 32 * k.warps, k.shared_bytes, a, "gemv, held");
+        if (a.rider_count > k.riders * cuda->sm_count || a.job_count > ROUNDS_MAX * WARPS * cuda->sm_count) continue;
+        launch(cuda, k.kernel, std::min(cuda->sm_count, std::max(a.job_count, a.rider_count)), 32 * WARPS, k.shared_bytes, a, "gemv, held");
         return true;
     }
     return false;

@@ -69,21 +69,8 @@ static inline spk_status unpack(const char *pack_path, const char *out_path) {
     return status;
 }
 
-static inline gguf_build read_file(const char *path) {
-    gguf_build b = { 0 };
-    uint8_t chunk[65536];
-    FILE *file = fopen(path, "rb");
-    if (file == NULL) {
-        perror(path);
-        exit(1);
-    }
-    for (size_t got; (got = fread(chunk, 1, sizeof chunk, file)) > 0;) gb_raw(&b, chunk, got);
-    (void)fclose(file);
-    return b;
-}
-
 static inline bool same_bytes(const char *a, const char *b) {
-    gguf_build x = read_file(a), y = read_file(b);
+    gguf_build x = gb_read(a), y = gb_read(b);
     bool is_same = x.size == y.size && memcmp(x.bytes, y.bytes, x.size) == 0;
     gb_free(&x);
     gb_free(&y);

@@ -183,15 +183,7 @@ static double fuzz_now_s(void) {
 }
 
 static void fuzz_run_file(const char *path) {
-    gguf_build b = { 0 };
-    uint8_t piece[65536];
-    FILE *file = fopen(path, "rb");
-    if (file == NULL) {
-        perror(path);
-        exit(1);
-    }
-    for (size_t got; (got = fread(piece, 1, sizeof piece, file)) > 0;) gb_raw(&b, piece, got);
-    (void)fclose(file);
+    gguf_build b = gb_read(path);
     fuzz_one(b.bytes, b.size, 0);
     gb_free(&b);
 }

@@ -194,14 +194,8 @@ void fuzz_seeds(void) {
     (void)open_folder();
     image i = model_image();
     fuzz_seed(i.bytes, i.size_bytes);
-    spk_disk_header *h = header_of(&i);
-    h->version_minor = 7;
-    h->sections[h->section_count++] = (spk_disk_section){ .id = 1000, .flags = 1, .offset_bytes = i.size_bytes,
-                                                          .stored_bytes = 10, .raw_bytes = 5, .item_count = 9 };
-    memcpy(i.bytes + i.size_bytes, "0123456789", 10);
-    i.size_bytes += 4096;
-    h->file_bytes = i.size_bytes;
-    seal(&i);
+    header_of(&i)->version_minor = 7;
+    add_unknown_section(&i);
     fuzz_seed(i.bytes, i.size_bytes);
     free(i.bytes);
     free(write_model(pack_path, &norms, 4096));

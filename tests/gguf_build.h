@@ -133,6 +133,20 @@ static inline void gb_free(gguf_build *b) {
     *b = (gguf_build){ NULL, 0, 0 };
 }
 
+/* All of a file; without it there is nothing to test. */
+static inline gguf_build gb_read(const char *path) {
+    gguf_build b = { 0 };
+    uint8_t chunk[65536];
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) {
+        perror(path);
+        exit(1);
+    }
+    for (size_t got; (got = fread(chunk, 1, sizeof chunk, file)) > 0;) gb_raw(&b, chunk, got);
+    (void)fclose(file);
+    return b;
+}
+
 /* A new directory; gb_remove_dir removes it and the files in it. */
 static inline void gb_make_dir(char dir[GB_PATH_MAX]) {
     const char *parent = getenv("TMPDIR");

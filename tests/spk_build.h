@@ -150,6 +150,17 @@ static inline void seal(image *i) {
     h->checksum = spk_header_checksum(h);
 }
 
+/* At the end an optional section of a kind that no reader of today knows. */
+static inline void add_unknown_section(image *i) {
+    spk_disk_header *h = header_of(i);
+    h->sections[h->section_count++] = (spk_disk_section){ .id = 1000, .flags = 1, .offset_bytes = i->size_bytes,
+                                                          .stored_bytes = 10, .raw_bytes = 5, .item_count = 9 };
+    memcpy(i->bytes + i->size_bytes, "0123456789", 10);
+    i->size_bytes += 4096;
+    h->file_bytes = i->size_bytes;
+    seal(i);
+}
+
 static inline spk_status open_status(const char *path, spk_error *error) {
     spk_pack *pack = NULL;
     *error = (spk_error){ 0 };

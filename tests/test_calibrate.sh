@@ -11,32 +11,8 @@ ffn=(--recipe ffn) ffn_count=32
 case $SPK_BIN in
     */san/*) ffn=(--recipe native --set 'blk\.0\.ffn_(gate|up|down)_shexp\.weight=Q4_K' --set 'blk\.0\.ffn_down_exps\.weight=Q4_K') ffn_count=4 ;;
 esac
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-failed=0
-
-fail() { echo "  $*" >&2; result=FAIL; }
-
-# run STATUS COMMAND...: checks the exit status; a failure prints one line on stderr, wrong usage one and a hint.
-run() {
-    local want=$1 rc lines
-    shift
-    "$@" >"$dir/out" 2>"$dir/err" </dev/null
-    rc=$?
-    [ "$rc" -eq "$want" ] || fail "$* ended with $rc, expected $want: $(cat "$dir/err")"
-    lines=$(wc -l <"$dir/err")
-    [ "$want" -eq 0 ] || { [ "$lines" -ge 1 ] && [ "$lines" -le 2 ]; } || fail "$* printed $lines lines on stderr"
-}
-says() { grep -qF -- "$2" "$dir/$1" || fail "'$2' is not in $1: $(cat "$dir/$1")"; }
+. tests/cases.sh
 same() { cmp -s "$1" "$2" || fail "$1 and $2 differ"; }
-
-check() {
-    result=ok
-    "$1"
-    find "${dir:?}" -mindepth 1 -delete
-    printf '%-4s %s\n' "$result" "$1"
-    [ "$result" != FAIL ] || failed=1
-}
 
 help_and_wrong_usage() {
     run 0 "$calibrate" --help; says out "usage: spk-calibrate"

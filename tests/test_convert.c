@@ -110,7 +110,7 @@ static void requantized_tensors_are_the_quantizers_and_others_the_sources(void) 
     spk_pack *p;
     CHECK_OK(spk_pack_open(packed, &p, &err), err);
     const spk_provenance *provenance = spk_pack_provenance(p);
-    gguf_build source = read_file(TINY36);
+    gguf_build source = gb_read(TINY36);
     spk_digest digest = spk_digest_of(source.bytes, source.size);
     CHECK(memcmp(&digest, &provenance->source_digest, sizeof digest) == 0, "digest of the source");
     CHECK(provenance->source_bytes == source.size, "size of the source");
@@ -186,7 +186,7 @@ static void a_split_source_makes_the_same_pack(void) {
     CHECK(spk_kv_find(spk_pack_kvs(a), "split.count") == NULL, "split.count in a pack of one file");
     uint64_t parts_bytes = 0;
     for (int part = 0; part < 2; part++) {
-        gguf_build bytes = read_file(names[part]);
+        gguf_build bytes = gb_read(names[part]);
         parts_bytes += bytes.size;
         gb_free(&bytes);
     }
@@ -233,7 +233,7 @@ static void a_nonfinite_source_is_refused_where_it_is_requantized(void) {
         { "blk.1.ffn_up_shexp.weight", 5 * 8 + 3, 0, 0x7c01, "row 5, block 3" } };                /* Q8_0 */
     const char *source = in_dir("bad.gguf");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        gguf_build b = read_file(TINY36);
+        gguf_build b = gb_read(TINY36);
         spk_gguf *tiny;
         CHECK_OK(spk_gguf_open(TINY36, &tiny, &err), err);
         const spk_gguf_tensor *t = spk_gguf_tensor_find(tiny, cases[i].tensor);
@@ -254,7 +254,7 @@ static void a_nonfinite_source_is_refused_where_it_is_requantized(void) {
 
 /* Sets the u32 of a key in a copy of the tiny model. */
 static void write_with_u32(const char *path, const char *key, uint32_t value) {
-    gguf_build b = read_file(TINY36);
+    gguf_build b = gb_read(TINY36);
     uint8_t *at = memmem(b.bytes, b.size, key, strlen(key));
     CHECK(at != NULL && at[strlen(key)] == SPK_KV_U32, "%s", key);
     if (at != NULL) memcpy(at + strlen(key) + 4, &value, sizeof value);
@@ -283,7 +283,7 @@ static void a_zero_count_is_refused(void) {
 static void the_source_and_existing_files_are_kept(void) {
     gb_make_dir(dir);
     const char *source = in_dir("a.gguf"), *link_path = in_dir("b.gguf"), *packed = in_dir("a.spk");
-    gguf_build b = read_file(TINY36);
+    gguf_build b = gb_read(TINY36);
     gb_save(&b, source);
     CHECK(symlink(source, link_path) == 0, "symlink");
     pack_request forced = { .recipe = "native", .replace = true };
@@ -302,7 +302,7 @@ static void the_source_and_existing_files_are_kept(void) {
     spk_gguf_close(tiny);
     gb_save(&b, source);
     CHECK(pack(source, packed, &(pack_request){ .recipe = "ffn", .replace = true }) == SPK_E_NONFINITE, "%s", err.text);
-    gguf_build still = read_file(packed);
+    gguf_build still = gb_read(packed);
     CHECK(still.size == 3 && memcmp(still.bytes, "old", 3) == 0, "an old file went with a failure");
     gb_free(&still);
     CHECK_OK(pack(source, packed, &forced), err);
@@ -329,7 +329,7 @@ static void importance_is_used_and_what_lacks_it_is_listed(void) {
     CHECK_OK(pack(TINY36, without, &(pack_request){ .recipe = "fast" }), err);
     CHECK(!same_bytes(with, without), "importance makes no difference");
 
-    gguf_build b = read_file(IMATRIX);      /* expert 3 was never counted, and expert 5 is NaN */
+    gguf_build b = gb_read(IMATRIX);      /* expert 3 was never counted, and expert 5 is NaN */
     spk_gguf *entries;
     CHECK_OK(spk_gguf_open(IMATRIX, &entries, &err), err);
     const spk_gguf_tensor *counts = spk_gguf_tensor_find(entries, "blk.4.ffn_down_exps.weight.counts");

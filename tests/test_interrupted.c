@@ -240,7 +240,7 @@ static void a_second_writer_of_a_path_is_refused(void) {
     CHECK(convert(TINY36, out, &(run_request){ .resume = true }) == SPK_E_EXISTS, "%s", err.text);
     CHECK_OK(spk_outfile_write(first, 0, "abc", 3, &err), err);
     CHECK_OK(spk_outfile_commit(first, &err), err);
-    gguf_build b = read_file(out);
+    gguf_build b = gb_read(out);
     CHECK(b.size == 3 && memcmp(b.bytes, "abc", 3) == 0, "the first writer's file");
     gb_free(&b);
     CHECK_OK(convert(TINY36, out, &(run_request){ .replace = true }), err);
@@ -299,7 +299,7 @@ static void what_is_no_unfinished_file_of_ours_is_not_touched(void) {
         struct stat info;
         CHECK(lstat(temp, &info) == 0 && unlink(temp) == 0, "it stays");
     }
-    gguf_build still = read_file(victim);
+    gguf_build still = gb_read(victim);
     CHECK(still.size == 4 && memcmp(still.bytes, "keep", 4) == 0, "what it leads to stays");
     gb_free(&still);
     gb_free(&b);
@@ -408,7 +408,7 @@ static void a_source_that_changes_is_noticed(void) {
         spk_gguf *source = NULL;
         spk_recipe *recipe = NULL;
         spk_convert_plan plan = { .tensor_count = 0 };
-        gguf_build b = read_file(TINY36);
+        gguf_build b = gb_read(TINY36);
         gb_save(&b, source_path);
         gb_free(&b);
         sleep_s(0.02);                                   /* times of change come in ticks of the kernel */
@@ -435,7 +435,7 @@ static void a_source_that_changes_is_noticed(void) {
 static void a_mapped_input_that_is_cut_ends_a_tool_in_order(void) {
     make_fast_dir();
     const char *path = in_dir("a.gguf");
-    gguf_build b = read_file(TINY36);
+    gguf_build b = gb_read(TINY36);
     gb_save(&b, path);
     gb_free(&b);
     int ends[2], status = 0;

@@ -5,40 +5,11 @@ pack=$SPK_BIN/spk-pack unpack=$SPK_BIN/spk-unpack
 tiny=packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.gguf
 moe=tests/models/tiny-qwen3moe-q4_k_m.gguf
 bf16=build/models/tiny-qwen36-bf16.gguf
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-failed=0
-
-fail() { echo "  $*" >&2; result=FAIL; }
-skip() { result=SKIP why=": $*"; }
-
-# run STATUS COMMAND...: checks the exit status; a failure (1) must print one line on stderr and nothing on stdout, a
-# usage error (2) that line and a hint; stdout and stderr are kept in $dir/out and $dir/err.
-run() {
-    local want=$1 rc lines
-    shift
-    "$@" >"$dir/out" 2>"$dir/err" </dev/null
-    rc=$?
-    [ "$rc" -eq "$want" ] || fail "$* ended with $rc, expected $want: $(cat "$dir/err")"
-    lines=$(wc -l <"$dir/err")
-    if [ "$want" -ne 0 ]; then
-        [ ! -s "$dir/out" ] || fail "$* failed and printed a result"
-        [ "$lines" -ge 1 ] && [ "$lines" -le 2 ] || fail "$* printed $lines lines on stderr"
-    fi
-}
-says() { grep -qF -- "$2" "$dir/$1" || fail "'$2' is not in $1: $(cat "$dir/$1")"; }
+. tests/cases.sh
 
 # Files in the work directory besides out and err, as one line.
 files() { (cd "$dir" && find . -type f ! -name out ! -name err | sort | tr '\n' ' '); }
 expect_files() { [ "$(files)" = "$1" ] || fail "files are '$(files)', expected '$1'"; }
-
-check() {
-    result=ok why=
-    "$1"
-    find "${dir:?}" -mindepth 1 -delete                     # hidden files too
-    printf '%-4s %s%s\n' "$result" "$1" "$why"
-    [ "$result" != FAIL ] || failed=1
-}
 
 help_and_version() {
     for tool in "$pack" "$unpack"; do

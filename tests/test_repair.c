@@ -21,7 +21,7 @@ static spk_status repair(const char *pack_path, const char *source_path, const c
 /* Damages bytes of every chunk but the second: one bit, a page of zeros, the last byte. */
 static uint64_t damage(const char *path) {
     spk_pack *p = NULL;
-    gguf_build b = read_file(path);
+    gguf_build b = gb_read(path);
     uint64_t count = 0, chunk = 0;
     CHECK_OK(spk_pack_open(path, &p, &err), err);
     for (uint32_t place = 1; place <= SPK_PLACE_COUNT; place++) {
@@ -102,18 +102,18 @@ static void another_source_is_refused(void) {
     const char *path = in_dir("a.spk"), *before = in_dir("before.spk"), *source = in_dir("source.gguf");
     CHECK_OK(pack(TINY36, path, &(pack_request){ .recipe = "native" }), err);
     (void)damage(path);
-    gguf_build b = read_file(path);
+    gguf_build b = gb_read(path);
     gb_save(&b, before);
     gb_free(&b);
     CHECK(repair(path, "tests/models/tiny-qwen35-q4_k_m.gguf", NULL, NULL) == SPK_E_MISMATCH, "%s", err.text);
     CHECK(strstr(err.text, "was made from tiny-qwen36-ud-q4_k_m.gguf of 13946944 bytes") != NULL, "%s", err.text);
-    b = read_file(TINY36);
+    b = gb_read(TINY36);
     b.bytes[b.size - 1000] ^= 1;
     gb_save(&b, source);
     gb_free(&b);
     CHECK(repair(path, source, NULL, NULL) == SPK_E_MISMATCH && strstr(err.text, "another digest") != NULL, "%s", err.text);
     CHECK(same_bytes(path, before), "the pack was written to");
-    b = read_file(path);
+    b = gb_read(path);
     b.bytes[9000] ^= 1;                                  /* what describes the weights cannot be repaired */
     gb_save(&b, path);
     gb_free(&b);
@@ -140,7 +140,7 @@ static void exchange_tensors(const char *path, const char *first, const char *se
     spk_tensor kept = plan.tensors[a];
     plan.tensors[a] = plan.tensors[b];
     plan.tensors[b] = kept;
-    gguf_build file = read_file(TINY36), kvs = { 0 };
+    gguf_build file = gb_read(TINY36), kvs = { 0 };
     const spk_kv_set *set = spk_gguf_kvs(source);
     for (uint64_t i = 0; i < set->count; i++) gb_raw(&kvs, set->items[i].entry, set->items[i].entry_bytes);
     spk_pack_writer_options w = { .path = path, .config = &plan.config, .tensor_count = plan.tensor_count, .kv_bytes = kvs.bytes,

@@ -72,7 +72,7 @@ static void expect_provenance(const char *packed, const char *weights_path, cons
     spk_pack *p;
     CHECK_OK(spk_pack_open(packed, &p, &err), err);
     const spk_provenance *provenance = spk_pack_provenance(p);
-    gguf_build source = read_file(TINY36), weights = read_file(weights_path);
+    gguf_build source = gb_read(TINY36), weights = gb_read(weights_path);
     spk_digest digest = spk_digest_of(source.bytes, source.size), other = spk_digest_of(weights.bytes, weights.size);
     CHECK(memcmp(&digest, &provenance->source_digest, sizeof digest) == 0, "digest of the source");
     CHECK(provenance->source_bytes == source.size, "size of the source");
@@ -129,7 +129,7 @@ static void a_split_better_file_makes_the_same_pack(void) {
         gb_kv_split(&e.more_kvs, part, 2, (int32_t)total);
         write_edited(TINY36_BF16, names[part], &e);
         gb_free(&e.more_kvs);
-        gguf_build bytes = read_file(names[part]);
+        gguf_build bytes = gb_read(names[part]);
         gb_raw(&both, bytes.bytes, bytes.size);
         gb_free(&bytes);
     }
@@ -254,7 +254,7 @@ static uint64_t offset_of(const char *path, const char *name) {
 static void a_missing_or_misshapen_tensor_is_named(void) {
     gb_make_dir(dir);
     const char *other = in_dir("other.gguf"), name[] = "blk.1.ffn_up_shexp.weight";
-    gguf_build b = read_file(TINY36_BF16);
+    gguf_build b = gb_read(TINY36_BF16);
     uint8_t *at = memmem(b.bytes, b.size, name, strlen(name));
     CHECK(at != NULL, "%s", name);
     at[0] = 'x';
@@ -277,7 +277,7 @@ static void a_tensor_that_nobody_quantizes_must_be_the_same(void) {
         { "blk.0.ssm_conv1d.weight", 4 * 5 + 2, "(F32), row 5, column 2: differs" },
         { "output_norm.weight", 255, "(F32), row 0, column 255: differs" } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        gguf_build b = read_file(TINY36_BF16);
+        gguf_build b = gb_read(TINY36_BF16);
         b.bytes[offset_of(TINY36_BF16, cases[i].name) + 4 * cases[i].weight + 1] ^= 1;
         gb_save(&b, other);
         gb_free(&b);
@@ -310,7 +310,7 @@ static void a_nonfinite_better_weight_is_refused_where_it_is_used(void) {
         { "blk.2.ffn_down_exps.weight", (3 * 256 + 17) * 256 + 100, 0x7fc0, "expert 3, row 17, block 100: NaN" },
         { "blk.6.ffn_gate_shexp.weight", 5 * 256 + 3, 0xff80, "row 5, block 3: NaN or infinite weight" } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        gguf_build b = read_file(TINY36_BF16);
+        gguf_build b = gb_read(TINY36_BF16);
         memcpy(b.bytes + offset_of(TINY36_BF16, cases[i].name) + 2 * cases[i].weight, &cases[i].value, 2);
         gb_save(&b, other);
         gb_free(&b);
@@ -327,7 +327,7 @@ static void a_nonfinite_better_weight_is_refused_where_it_is_used(void) {
 static void the_better_file_is_not_written_to(void) {
     gb_make_dir(dir);
     const char *weights = in_dir("w.gguf");
-    gguf_build b = read_file(TINY36_BF16);
+    gguf_build b = gb_read(TINY36_BF16);
     gb_save(&b, weights);
     gb_free(&b);
     pack_request request = { .recipe = "ffn", .weights_path = weights, .replace = true };

@@ -183,12 +183,7 @@ static void optional_things_are_ignored(void) {
     spk_disk_header *h = header_of(&i);
     h->version_minor = 77;
     h->flags_optional = UINT32_MAX;
-    h->sections[h->section_count++] = (spk_disk_section){ .id = 1000, .flags = 1, .offset_bytes = i.size_bytes,
-                                                          .stored_bytes = 10, .raw_bytes = 5, .item_count = 9 };
-    memcpy(i.bytes + i.size_bytes, "0123456789", 10);
-    i.size_bytes += 4096;
-    h->file_bytes = i.size_bytes;
-    seal(&i);
+    add_unknown_section(&i);
     write_image(pack_path, i.bytes, i.size_bytes);
     CHECK(check_status(pack_path, &error) == SPK_OK, "%s", error.text);
     i.bytes[i.size_bytes - 4090] ^= 1;                   /* but what is in the file is verified */

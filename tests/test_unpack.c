@@ -46,7 +46,7 @@ static gguf_build model_with_padded_end(void) {
     CHECK_OK(spk_gguf_writer_commit(writer, &err), err);
     free(specs);
     spk_gguf_close(tiny);
-    gguf_build b = read_file(path);
+    gguf_build b = gb_read(path);
     (void)remove(path);
     return b;
 }
@@ -146,7 +146,7 @@ static void a_damaged_pack_is_not_unpacked(void) {
     gb_make_dir(dir);
     const char *packed = in_dir("a.spk"), *out = in_dir("a.gguf");
     CHECK_OK(pack(TINY36, packed, &(pack_request){ .recipe = "native" }), err);
-    gguf_build b = read_file(packed);
+    gguf_build b = gb_read(packed);
     b.bytes[b.size / 2] ^= 1;
     gb_save(&b, packed);
     CHECK(unpack(packed, out) == SPK_E_CHECKSUM, "%s", err.text);
