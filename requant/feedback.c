@@ -15,7 +15,7 @@
 
 #include "formats/blocks.h"
 #include "formats/dequant.h"
-#include "requant/quant_internal.h"
+#include "requant/quant_blocks_internal.h"
 
 enum {
     SUB = 32, SUBS = SPK_SUPERBLOCK / SUB,
@@ -44,20 +44,7 @@ typedef struct {
 /* ---- Blocks ---- */
 
 static void take_scales(const uint8_t packed[12], uint8_t *scale, uint8_t *min) {
-    for (int j = 0; j < 4; j++) {
-        scale[j] = packed[j] & 63;
-        min[j] = packed[j + 4] & 63;
-        scale[j + 4] = (uint8_t)((packed[j + 8] & 15) | packed[j] >> 6 << 4);
-        min[j + 4] = (uint8_t)(packed[j + 8] >> 4 | packed[j + 4] >> 6 << 4);
-    }
-}
-
-static void put_scales(const uint8_t *scale, const uint8_t *min, uint8_t packed[12]) {
-    for (int j = 0; j < 4; j++) {
-        packed[j] = (uint8_t)(scale[j] | scale[j + 4] >> 4 << 6);
-        packed[j + 4] = (uint8_t)(min[j] | min[j + 4] >> 4 << 6);
-        packed[j + 8] = (uint8_t)((scale[j + 4] & 15) | (min[j + 4] & 15) << 4);
-    }
+    for (int j = 0; j < SUBS; j++) spk_k4_scale_min(packed, j, &scale[j], &min[j]);
 }
 
 /* Weight 64 c + l has the low nibble of byte 32 c + l, weight 64 c + 32 + l the high one; bit k of high byte l belongs to
@@ -103,12 +90,12 @@ static void put_block(const row *r, uint32_t type, uint64_t b, void *blocks) {
     const uint8_t *scale = r->scale + b * SUBS, *min = r->min + b * SUBS, *code = r->code + b * SPK_SUPERBLOCK;
     if (type == SPK_TYPE_Q4_K) {
         spk_block_q4_k block = { .d = spk_f32_to_f16(r->d[b]), .dmin = spk_f32_to_f16(r->dmin[b]) };
-        put_scales(scale, min, block.scales);
+        spk_quant_pack_scales(scale, min, 0, 1, block.scales);
         put_codes(code, block.qs, NULL);
         memcpy((uint8_t *)blocks + b * sizeof block, &block, sizeof block);
     } else {
         spk_block_q5_k block = { .d = spk_f32_to_f16(r->d[b]), .dmin = spk_f32_to_f16(r->dmin[b]) };
-        put_scales(scale, min, block.scales);
+        spk_quant_pack_scales(scale, min, 0, 1, block.scales);
         put_codes(code, block.qs, block.qh);
         memcpy((uint8_t *)blocks + b * sizeof block, &block, sizeof block);
     }

@@ -15,11 +15,12 @@ SPK_QUANT_INLINE uint64_t spk_quant_eight_codes(const void *codes) {
     return word;
 }
 
-SPK_QUANT_INLINE void spk_quant_pack_scales(const spk_quant_affine_fit *fit, size_t first, size_t step, uint8_t packed[12]) {
+/* The other way: spk_k4_scale_min. */
+SPK_QUANT_INLINE void spk_quant_pack_scales(const uint8_t scale[8], const uint8_t min[8], size_t first, size_t step, uint8_t packed[12]) {
     for (size_t j = first; j < 4; j += step) {
-        packed[j] = (uint8_t)(fit->scale[j] | (fit->scale[j + 4] >> 4) << 6);
-        packed[j + 4] = (uint8_t)(fit->min[j] | (fit->min[j + 4] >> 4) << 6);
-        packed[j + 8] = (uint8_t)((fit->scale[j + 4] & 15) | (fit->min[j + 4] & 15) << 4);
+        packed[j] = (uint8_t)(scale[j] | (scale[j + 4] >> 4) << 6);
+        packed[j + 4] = (uint8_t)(min[j] | (min[j + 4] >> 4) << 6);
+        packed[j + 8] = (uint8_t)((scale[j + 4] & 15) | (min[j + 4] & 15) << 4);
     }
 }
 
@@ -34,7 +35,7 @@ SPK_QUANT_INLINE void spk_quant_pack_q4_k(const spk_quant_affine_fit *fit, size_
         out->d = fit->d;
         out->dmin = fit->dmin;
     }
-    spk_quant_pack_scales(fit, first, step, out->scales);
+    spk_quant_pack_scales(fit->scale, fit->min, first, step, out->scales);
     for (size_t l = first; l < 32; l += step) spk_quant_pack_nibbles(spk_quant_eight_codes(fit->code[l]), out->qs, l);
 }
 
@@ -43,7 +44,7 @@ SPK_QUANT_INLINE void spk_quant_pack_q5_k(const spk_quant_affine_fit *fit, size_
         out->d = fit->d;
         out->dmin = fit->dmin;
     }
-    spk_quant_pack_scales(fit, first, step, out->scales);
+    spk_quant_pack_scales(fit->scale, fit->min, first, step, out->scales);
     for (size_t l = first; l < 32; l += step) {
         uint64_t codes = spk_quant_eight_codes(fit->code[l]), high = codes >> 4 & UINT64_C(0x0101010101010101);
         spk_quant_pack_nibbles(codes, out->qs, l);
