@@ -226,7 +226,7 @@ typedef struct {
 /* Routed experts' gate and up, of one type and shape, for one token: h[rank][expert_ff] = silu(G x) * (U x) for the chosen
  * experts.  source.x_out is not written and source.has_rest is 0: x is multiplied as one int8 vector.
  * inputs_ready: the source is complete; with it x is prepared while the logits are still being made.
- * routed_ready: where set, choice_out and weight_out get the choice, and it is given then, before the products are made. */
+ * routed_ready: where set, it is given as soon as this kernel knows that what `routing` names is complete. */
 typedef struct {
     spk_cuda_source  source;
     spk_cuda_routing routing;
@@ -234,8 +234,6 @@ typedef struct {
     uint64_t         expert_stride_bytes;
     float           *h;
     spk_cuda_signal  inputs_ready, routed_ready;
-    uint32_t        *choice_out;
-    float           *weight_out;
     bool             is_streamed;     /* as of a GEMV */
 } spk_cuda_experts_up;
 void spk_cuda_launch_experts_up(spk_cuda *cuda, const spk_cuda_experts_up *args);
@@ -253,7 +251,7 @@ void spk_cuda_launch_top_k(spk_cuda *cuda, const spk_cuda_top_k *args);
  * ranks, and their count is spk_cuda_experts_down_parts.
  * shared[hidden] = sigmoid(*shared_logit) * (S shared_h), where shared_down.data is set.
  * sum, where set (one part only): sum = residual + routed (+ shared) instead; residual may be sum itself.
- * routed_ready: choice and weight are complete; with it the experts' weights are asked for while their h are still being made. */
+ * routed_ready: what `routing` names is complete; with it the experts' weights are asked for while their h are still being made. */
 enum { SPK_CUDA_DOWN_PARTS_MAX = 2 };
 typedef struct {
     spk_cuda_routing routing;

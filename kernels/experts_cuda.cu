@@ -37,22 +37,6 @@ __global__ void __launch_bounds__(THREADS) top_k_kernel(const __grid_constant__ 
     }
 }
 
-/* The choice; ends with a barrier.  Warp `weigher` makes the weights, too. */
-__device__ __forceinline__ void route(const spk_cuda_routing &a, unsigned long long *keys, chosen_experts &chosen, uint32_t weigher) {
-    const bool weighs = threadIdx.x >> 5 == weigher;
-    const uint32_t lane = threadIdx.x & 31;
-    if (a.logits != nullptr) {
-        select_top(a.logits, a.expert_count, a.used_count, keys, chosen);
-        if (weighs) weigh_chosen(a.used_count, chosen);
-        return;
-    }
-    for (uint32_t r = lane; weighs && r < a.used_count; r += 32) {
-        chosen.choice[r] = __ldcg(a.choice + r);
-        chosen.weight[r] = __ldcg(a.weight + r);
-    }
-    __syncthreads();
-}
-
 /* ---- Gate and up ---- */
 
 struct up_args {
@@ -63,8 +47,6 @@ struct up_args {
     uint64_t         expert_stride;
     float           *h;
     spk_cuda_signal  inputs_ready, routed_ready;
-    uint32_t        *choice_out;
-    float           *weight_out;
     uint32_t         stage_bytes, stage_count, warps;   /* warps: that take jobs; the ring is theirs */
 };
 
@@ -91,17 +73,6 @@ struct up_jobs {
     }
 };
 
-/* The last warp of the last CTA, which has least to do, tells the choice. */
-__device__ __forceinline__ void publish(const up_args &a, const chosen_experts &chosen) {
-    const uint32_t lane = threadIdx.x & 31;
-    for (uint32_t r = lane; r < a.routing.used_count; r += 32) {
-        a.choice_out[r] = chosen.choice[r];
-        a.weight_out[r] = chosen.weight[r];
-    }
-    __syncwarp();                        /* what all lanes wrote is before lane 0's release */
-    if (lane == 0) give(a.routed_ready, step_of(a.routed_ready));
-}
-
 /* Dynamic shared memory: the vector, candidate keys, then the ring. */
 __global__ void __launch_bounds__(THREADS, 1) up_kernel(const __grid_constant__ up_args a) {
     chain_release();
@@ -126,11 +97,11 @@ __global__ void __launch_bounds__(THREADS, 1) up_kernel(const __grid_constant__ 
     __syncthreads();
     jobs.factor = prepare_input(a.source, v, norm, none, false);
     chain_wait();
-    route(a.routing, (unsigned long long *)(memory + vector), chosen, WARPS - 1);
+    if (a.routed_ready.d_flag != nullptr && blockIdx.x == 0 && threadIdx.x == 0) give(a.routed_ready, step_of(a.routed_ready));
+    route(a.routing, (unsigned long long *)(memory + vector), chosen, false);
     __shared__ float kept[WARPS][TILES_MAX * 32];
     job_stream<up_jobs> stream(jobs, ring, kept[warp]);
     stream.start();
-    if (a.routed_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && warp == WARPS - 1) publish(a, chosen);
     stream.run(v);
 }
 
@@ -198,7 +169,7 @@ __global__ void __launch_bounds__(DOWN_THREADS, 1) down_kernel(const __grid_cons
     if (a.routed_ready.d_flag == nullptr) chain_wait();
     else if (lane == 0 && warp == 0) await(a.routed_ready);
     __syncthreads();
-    route(a.routing, (unsigned long long *)memory, chosen, 0);
+    route(a.routing, (unsigned long long *)memory, chosen, warp == 0);
     auto fill = [&](const down_job &j) {
         const row_matrix &m = j.side->m;
         const uint32_t unit = group * j.side->units_per_cta + j.unit;
@@ -259,7 +230,7 @@ void spk_cuda_launch_experts_up(spk_cuda *cuda, const spk_cuda_experts_up *args)
     assert(args->up.type == args->gate.type && args->up.layout == args->gate.layout);
     if (launch_held_experts_up(cuda, args)) return;
     up_args a = { args->source, args->routing, make_row_matrix(args->gate), args->up.data, args->expert_stride_bytes, args->h,
-                  args->inputs_ready, args->routed_ready, args->choice_out, args->weight_out, 0, 1, 1 };
+                  args->inputs_ready, args->routed_ready, 0, 1, 1 };
     const uint32_t jobs = args->routing.used_count * a.gate.unit_count, ctas = std::min(jobs, cuda->sm_count);
     const uint32_t vector = (is_float(a.gate.type) ? f32_bytes(args->source.count) : int8_bytes(args->source.count, false)) +
                             select_bytes(args->routing.expert_count, args->routing.used_count) + 128;

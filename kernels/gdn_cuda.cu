@@ -120,7 +120,7 @@ template <int K> __global__ void __launch_bounds__(THREADS, 2) fused_kernel(cons
     touch_arguments(g);
     constexpr uint32_t DIM = 32 * K, CTAS = DIM / COLUMNS, ROUNDS = (2 * DIM + COLUMNS + THREADS - 1) / THREADS;
     float *const shared_q = (float *)ptx::dynamic_shared(), *const shared_k = shared_q + DIM, *const shared_v = shared_k + DIM,
-          *const warp_squares = shared_v + COLUMNS;
+          *const warp_squares = shared_v + COLUMNS, *const shared_gates = warp_squares + WARPS;
     const uint32_t head = blockIdx.x / CTAS, columns_at = blockIdx.x % CTAS * COLUMNS, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const uint32_t channels = (2 * g.k_head_count + g.v_head_count) * DIM;
     const uint32_t position = __ldcg(g.d_position);
@@ -141,7 +141,8 @@ template <int K> __global__ void __launch_bounds__(THREADS, 2) fused_kernel(cons
     const uint32_t own = columns_at + warp * WARP_COLUMNS + lane % WARP_COLUMNS;   /* column that this lane writes, of the first few */
     const float norm_weight = g.norm_weight[own];
     chain_wait();
-    const float alpha = __ldcg(g.alpha + head), beta = __ldcg(g.beta + head);
+    const bool gates = warp == WARPS - 1;     /* one warp: a thousand asking for two lines would queue up at L2 */
+    const float alpha = gates ? __ldcg(g.alpha + head) : 0.0f, beta = gates ? __ldcg(g.beta + head) : 0.0f;
     const float z = __ldcg(g.z + head * DIM + own);
     float u[ROUNDS];
 #pragma unroll
@@ -156,8 +157,15 @@ template <int K> __global__ void __launch_bounds__(THREADS, 2) fused_kernel(cons
         (c.part == 0 ? shared_q : c.part == 1 ? shared_k : shared_v)[c.at] = silu(fmaf(tap[r], u[r], past[r]));
         if (c.is_mine) g.conv_state[(position % g.conv_kernel) * channels + c.channel] = u[r];
     }
-    const head_gates gate = gates_of(alpha, beta, a, dt);
+    if (gates) {
+        const head_gates made = gates_of(alpha, beta, a, dt);
+        if (lane == 0) {
+            shared_gates[0] = made.decay;
+            shared_gates[1] = made.beta;
+        }
+    }
     __syncthreads();
+    const head_gates gate = { shared_gates[0], shared_gates[1] };
     float q[K], k[K], v[WARP_COLUMNS], out[WARP_COLUMNS];
     take_shared<K>(q, shared_q, lane);
     take_shared<K>(k, shared_k, lane);
@@ -315,7 +323,7 @@ void spk_cuda_launch_gdn(spk_cuda *cuda, const spk_cuda_gdn *args, spk_cuda_gdn_
     const uint32_t heads = args->v_head_count, conv_ctas = 2 * args->k_head_count + heads, delta_ctas = heads * args->v_dim / COLUMNS;
     const kernels_of_dim k = kernels_of(args->k_dim);
     if (fusion == SPK_CUDA_GDN_FUSED) {
-        launch(cuda, k.fused, delta_ctas, THREADS, (2 * args->k_dim + COLUMNS + WARPS) * sizeof(float), *args, "gdn");
+        launch(cuda, k.fused, delta_ctas, THREADS, (2 * args->k_dim + COLUMNS + WARPS + 2) * sizeof(float), *args, "gdn");
         return;
     }
     if (fusion == SPK_CUDA_GDN_CONV_FUSED) {

@@ -1,8 +1,9 @@
-/* kernels/held_cuda.cuh - tiles held in registers, and the input vector prepared in one pass of the CTA.
+/* kernels/held_cuda.cuh - a warp's tiles held in shared memory, and the input vector prepared in one pass of the CTA.
  *
- * A kernel that holds its weights has asked for them before its input is there, keeps them where no barrier and no second
- * trip through shared memory is needed, and leaves its successor's CTA room on the SM.  It is for rows that are one tile
- * wide and fit a few to a warp; everything else is streamed (ring_cuda.cuh).  Sums are made in the same order: same bits.
+ * A kernel that holds its weights has asked for them, all that it has at a time, before its input is there, and leaves its successor's
+ * CTA room on the SM.  They come by bulk copies: a load into registers would keep the loads of x behind it waiting, since an SM's
+ * loads come back in order (NOTES.md #20).  It is for rows that are one tile wide and fit a few to a warp; everything else is streamed
+ * (ring_cuda.cuh).  Sums are made in the same order: same bits.
  */
 #ifndef SPK_HELD_CUDA_CUH
 #define SPK_HELD_CUDA_CUH
@@ -13,47 +14,49 @@ namespace spk {
 
 /* ---- Tiles ---- */
 
-constexpr uint32_t Q4_K = 1u << SPK_TYPE_Q4_K, Q5_K = 1u << SPK_TYPE_Q5_K, Q6_K = 1u << SPK_TYPE_Q6_K, Q8_0 = 1u << SPK_TYPE_Q8_0;
-__host__ __device__ constexpr int planes_of(uint32_t type) {
-    return type == SPK_TYPE_Q4_K ? 9 : type == SPK_TYPE_Q5_K ? 11 : type == SPK_TYPE_Q6_K ? 13 : 17;
+__host__ __device__ constexpr uint32_t tile_bytes_of(uint32_t type) {
+    return type == SPK_TYPE_Q4_K ? 9 * 512 : type == SPK_TYPE_Q5_K ? 11 * 512 : type == SPK_TYPE_Q6_K ? 13 * 512 + 64 : 17 * 512;
 }
-__host__ __device__ constexpr int planes_max(uint32_t types) { return types & Q8_0 ? 17 : types & Q6_K ? 13 : types & Q5_K ? 11 : 9; }
+__host__ __device__ constexpr uint32_t tile_bytes_max(uint32_t types) {
+    return tile_bytes_of(types & Q8_0 ? SPK_TYPE_Q8_0 : types & Q6_K ? SPK_TYPE_Q6_K : types & Q5_K ? SPK_TYPE_Q5_K : SPK_TYPE_Q4_K);
+}
 
-/* A lane's share of a tile of one of TYPES, a set; where that is a single one, `type` is not looked at. */
-template <uint32_t TYPES> struct held_tile {
-    static constexpr int UNROLL = 8;     /* registers have no index: loops over planes are unrolled whole */
-    uint4    planes[planes_max(TYPES)];
-    uint16_t end;
-    __device__ __forceinline__ uint4 plane(int index) const { return planes[index]; }
-    __device__ __forceinline__ uint16_t tail() const { return end; }
-    __device__ __forceinline__ static bool is(uint32_t which, uint32_t type) {
-        return (TYPES & 1u << which) != 0 && (TYPES == 1u << which || type == which);
+/* One or two tiles of a warp, side by side in shared memory, that are asked for and waited for together. */
+struct tile_slots {
+    uint8_t  *memory;                    /* 16-byte aligned */
+    uint64_t *barrier;
+    __device__ __forceinline__ void begin() const {
+#if __CUDA_ARCH__ >= 900
+        if ((threadIdx.x & 31) == 0) ptx::mbarrier_init(ptx::shared_address(barrier), 1);
+        ptx::fence_mbarrier_init();
+        __syncwarp();
+#endif
     }
-    __device__ __forceinline__ static int plane_count(uint32_t type) {
-        return is(SPK_TYPE_Q4_K, type) ? 9 : is(SPK_TYPE_Q5_K, type) ? 11 : is(SPK_TYPE_Q6_K, type) ? 13 : 17;
+    /* After every lane has read what was there before.  second_bytes 0: one tile. */
+    __device__ __forceinline__ void fill(const uint8_t *first, uint32_t first_bytes, const uint8_t *second = nullptr, uint32_t second_bytes = 0) const {
+        const uint32_t to = ptx::shared_address(memory), lane = threadIdx.x & 31;
+#if __CUDA_ARCH__ >= 900
+        if (lane > 0) return;
+        ptx::mbarrier_arrive_expect_tx(ptx::shared_address(barrier), first_bytes + second_bytes);
+        ptx::cp_async_bulk(to, first, first_bytes, ptx::shared_address(barrier));
+        if (second_bytes > 0) ptx::cp_async_bulk(to + first_bytes, second, second_bytes, ptx::shared_address(barrier));
+#else
+        for (uint32_t at = 16 * lane; at < first_bytes; at += 512) ptx::cp_async_16(to + at, first + at);
+        for (uint32_t at = 16 * lane; at < second_bytes; at += 512) ptx::cp_async_16(to + first_bytes + at, second + at);
+        ptx::cp_async_commit_group();
+#endif
     }
-    __device__ __forceinline__ void load(uint32_t type, const uint8_t *tile, uint32_t lane) {
-#pragma unroll
-        for (int i = 0; i < planes_max(TYPES); i++)
-            if (i < plane_count(type)) planes[i] = __ldcs((const uint4 *)(tile + 512 * i + 16 * lane));
-        if (is(SPK_TYPE_Q6_K, type)) end = __ldcs((const uint16_t *)(tile + Q6_K_TAIL + 2 * lane));
+    /* For the n-th time, from 0. */
+    __device__ __forceinline__ void wait(uint32_t n) const {
+#if __CUDA_ARCH__ >= 900
+        while (!ptx::mbarrier_try_wait_parity(ptx::shared_address(barrier), n & 1)) {}
+#else
+        (void)n;
+        ptx::cp_async_wait_group<0>();
+        __syncwarp();
+#endif
     }
-    /* From shared memory, where it lies as in memory. */
-    __device__ __forceinline__ void take(const uint8_t *tile, uint32_t lane) {
-        const shared_tile from = { tile, lane };
-#pragma unroll
-        for (int i = 0; i < planes_max(TYPES); i++) planes[i] = from.plane(i);
-        if (TYPES & Q6_K) end = from.tail();
-    }
-    template <bool REST> __device__ __forceinline__ float dot(uint32_t type, const input_vector &v, uint32_t kb) const {
-        const held_tile one[1] = { *this };
-        float sum = 0.0f;
-        if (is(SPK_TYPE_Q4_K, type)) dot_q45_k<1, REST, false>(one, v, kb, &sum);
-        else if (is(SPK_TYPE_Q5_K, type)) dot_q45_k<1, REST, true>(one, v, kb, &sum);
-        else if (is(SPK_TYPE_Q6_K, type)) sum = dot_q6_k<REST>(*this, v, kb);
-        else if (is(SPK_TYPE_Q8_0, type)) sum = dot_q8_0<REST>(*this, v, kb);
-        return sum;
-    }
+    __device__ __forceinline__ shared_tile tile(uint32_t at_bytes) const { return { memory + at_bytes, threadIdx.x & 31 }; }
 };
 
 /* Sum over LANES neighbouring lanes, in the order of lanes_sum. */
@@ -91,12 +94,20 @@ struct source_eight {
     }
     __device__ __forceinline__ void add(const spk_cuda_source &s, uint32_t at) {
         if (s.add[0] == nullptr) return;
-        const eight first = load_eight(s.add[0] + at), second = s.add[1] != nullptr ? load_eight(s.add[1] + at) : zero_eight();
-        value.add(first);
-        if (s.add[1] != nullptr) value.add(second);
+        value.add(load_eight(s.add[0] + at));
+        if (s.add[1] != nullptr) value.add(load_eight(s.add[1] + at));
         if (s.add[2] != nullptr) value.add(load_eight(s.add[2] + at));
     }
 };
+
+/* sum_chunks of 8 or 16, by every thread for itself: the butterfly's order without its shuffles. */
+template <uint32_t COUNT> __device__ __forceinline__ float sum_chunks_of(const float *sums) {
+    static_assert(COUNT == 8 || COUNT == 16, "");
+    float part[8];
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++) part[i] = COUNT == 16 ? sums[i] + sums[i + COUNT / 2] : sums[i];
+    return ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
+}
 
 /* What prepare_input makes of a vector of COUNT values, in one pass: a thread has EIGHTS times eight of them, and as many of
  * RIDERS rows of floats.  norm: the thread's norm weights, where the source has any.  The products with riders are left in
@@ -137,7 +148,7 @@ __device__ __forceinline__ float prepare_held(const spk_cuda_source &s, const in
     }
     __syncthreads();
     if (!has_norm) return given;
-    return rsqrtf(__fdividef(sum_chunks(v.chunk_sums, v.k), (float)COUNT) + s.eps);
+    return rsqrtf(__fdividef(sum_chunks_of<COUNT / 256>(v.chunk_sums), (float)COUNT) + s.eps);
 }
 
 } // namespace spk

@@ -33,44 +33,27 @@ struct up_args {
     uint32_t         unit_stride, unit_count, row_count;   /* of an expert */
     float           *h;
     spk_cuda_signal  inputs_ready, routed_ready;
-    uint32_t        *choice_out;
-    float           *weight_out;
 };
 
-/* The choice as a warp learns it: made from logits, or read. */
-struct routed_warp {
-    const spk_cuda_routing &a;
-    warp_choice             made;
-    __device__ __forceinline__ routed_warp(const spk_cuda_routing &routing) : a(routing) {
-        if (a.logits != nullptr) made.load(a.logits, a.expert_count);
-    }
-    __device__ __forceinline__ uint32_t of_rank(uint32_t rank) { return a.logits != nullptr ? made.of_rank(rank) : __ldcg(a.choice + rank); }
-    /* Lane r tells rank r.  All lanes. */
-    __device__ __forceinline__ void publish(uint32_t *choice, float *weight, const spk_cuda_signal &ready, uint32_t step) {
-        const uint32_t lane = threadIdx.x & 31;
-        if (a.logits != nullptr) {
-            made.of_rank(a.used_count - 1);
-            const float w = made.weight(a.used_count);
-            if (lane < a.used_count) {
-                choice[lane] = made.index;
-                weight[lane] = w;
-            }
-        } else if (lane < a.used_count) {
-            choice[lane] = __ldcg(a.choice + lane);
-            weight[lane] = __ldcg(a.weight + lane);
-        }
-        __syncwarp();                    /* what all lanes wrote is before lane 0's release */
-        if (lane == 0) give(ready, step);
-    }
-};
+/* Dynamic shared memory: x, keys of the selection, barriers, tiles. */
+constexpr uint32_t KEYS_AT = (int8_bytes(COUNT, false) + 15) / 16 * 16, BARRIERS_AT = KEYS_AT + WARP_KEYS_BYTES;
+template <uint32_t WARPS> __host__ __device__ constexpr uint32_t up_tiles_at() { return (BARRIERS_AT + WARPS * (uint32_t)sizeof(uint64_t) + 127) / 128 * 128; }
 
-template <uint32_t TYPES, uint32_t WARPS, bool IS_ONE_ROUND>
-__global__ void __launch_bounds__(32 * WARPS, WARPS == 8 ? 2 : 1) held_up_kernel(const __grid_constant__ up_args a) {
+/* Registers of a thread: with two or three warps in each quarter of an SM, room for down's CTA. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+#define UP_REGISTERS 168
+#else
+#define UP_REGISTERS (!IS_ONE_ROUND ? 168 : WARPS == 8 ? 128 : 80)
+#endif
+template <uint32_t TYPE, uint32_t WARPS, bool IS_ONE_ROUND>
+__global__ void __maxnreg__(UP_REGISTERS) held_up_kernel(const __grid_constant__ up_args a) {
     chain_release();
     touch_arguments(a);
-    uint8_t *const memory = ptx::dynamic_shared();      /* x */
-    const input_vector v = carve_int8(memory, COUNT, false);
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const input_vector v = carve_int8(ptx::dynamic_shared(), COUNT, false);
+    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, BYTES = tile_bytes_of(TYPE);
+    const tile_slots own = { ptx::dynamic_shared() + up_tiles_at<WARPS>() + warp * 2 * BYTES, (uint64_t *)(ptx::dynamic_shared() + BARRIERS_AT) + warp };
+    own.begin();
+    uint32_t round = 0;
     const eight norm = a.source.norm_weight != nullptr && threadIdx.x * 8 < COUNT ? load_eight(a.source.norm_weight + threadIdx.x * 8) : zero_eight();
     const uint32_t signal_step = step_of(a.routed_ready);
     if (a.inputs_ready.d_flag == nullptr) chain_wait();
@@ -78,21 +61,22 @@ __global__ void __launch_bounds__(32 * WARPS, WARPS == 8 ? 2 : 1) held_up_kernel
     __syncthreads();
     const float factor = prepare_held<COUNT, 1, 0>(a.source, v, &norm, nullptr, false);
     chain_wait();
-    routed_warp routed(a.routing);
-    /* The last warp of the last CTA, which has least to do, tells the choice. */
-    if (a.routed_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && warp == WARPS - 1) routed.publish(a.choice_out, a.weight_out, a.routed_ready, signal_step);
+    if (a.routed_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && threadIdx.x == blockDim.x - 1) give(a.routed_ready, signal_step);
+    routed_warp routed(a.routing, (uint32_t *)(ptx::dynamic_shared() + KEYS_AT));
     const uint32_t job_count = a.routing.used_count * a.unit_count;
 #pragma unroll 1
     for (uint32_t job = blockIdx.x + gridDim.x * warp; job < job_count; job += gridDim.x * WARPS) {
         const uint32_t rank = job / a.unit_count, unit = job - rank * a.unit_count;
         const uint64_t offset = routed.of_rank(rank) * a.expert_stride + (uint64_t)unit * a.unit_stride;
-        held_tile<TYPES> gate, up;
-        gate.load(0, a.gate + offset, lane);
-        up.load(0, a.up + offset, lane);
-        const float g = lanes_sum_of<KB>(gate.template dot<false>(0, v, lane % KB)), u = lanes_sum_of<KB>(up.template dot<false>(0, v, lane % KB));
+        own.fill(a.gate + offset, BYTES, a.up + offset, BYTES);
+        float sums[2] = { 0.0f, 0.0f };
+        own.wait(round++);
+        dot_q45_k<2, false, TYPE == SPK_TYPE_Q5_K>(pair_of(own.tile(0), own.tile(BYTES)), v, lane % KB, sums);
+        const float g = lanes_sum_of<KB>(sums[0]), u = lanes_sum_of<KB>(sums[1]);
         const uint32_t row = unit * (32 / KB) + lane / KB;
         if (lane % KB == 0 && row < a.row_count) a.h[(size_t)rank * a.row_count + row] = silu(g * factor) * (u * factor);
         if (IS_ONE_ROUND) break;
+        __syncwarp();                    /* all lanes have read what is copied over next */
     }
 }
 
@@ -108,10 +92,11 @@ struct down_args : down_ends {           /* routing: choice and weight */
     uint32_t  row_count;
 };
 
-/* Dynamic shared memory: a piece of h for each warp, sums of its rows, weights of ranks, the rows' residuals, the shared expert's logit. */
+template <uint32_t WARPS> constexpr uint32_t PIECES_AT = WARP_KEYS_BYTES + (WARPS * (uint32_t)sizeof(uint64_t) + 15) / 16 * 16;
+/* Dynamic shared memory: keys of the selection, barriers, a piece of h for each warp, sums of its rows, weights of ranks, the rows' residuals, the shared expert's logit. */
 template <uint32_t LANES> __host__ __device__ constexpr uint32_t piece_bytes() { return (int8_bytes(256 * LANES, true) + 15) / 16 * 16; }
-template <uint32_t LANES, uint32_t WARPS> constexpr uint32_t down_shared_bytes() {
-    return WARPS * (piece_bytes<LANES>() + (32 / LANES + 1) * (uint32_t)sizeof(float)) + (32 / LANES + 1 + 3) * (uint32_t)sizeof(float);
+template <uint32_t LANES, uint32_t WARPS> __host__ __device__ constexpr uint32_t down_tiles_at() {
+    return (PIECES_AT<WARPS> + WARPS * (piece_bytes<LANES>() + (32 / LANES + 1) * (uint32_t)sizeof(float)) + (32 / LANES + 1 + 3) * (uint32_t)sizeof(float) + 127) / 128 * 128;
 }
 
 /* Registers of a thread.  An SM's quarters have 16384 each, and one of them gets three of nine warps: 80 is what leaves room beside
@@ -119,7 +104,7 @@ template <uint32_t LANES, uint32_t WARPS> constexpr uint32_t down_shared_bytes()
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 #define DOWN_REGISTERS (LANES == 2 && TYPES == Q4_K ? 96 : 168)     /* what fits without spilling */
 #else
-#define DOWN_REGISTERS ((TYPES & Q8_0) != 0 || LANES == 1 ? 168 : (TYPES & Q6_K) != 0 ? 96 : 80)
+#define DOWN_REGISTERS (LANES == 1 ? 80 : (TYPES & Q8_0) != 0 ? 168 : (TYPES & Q6_K) != 0 ? 96 : 80)
 #endif
 
 /* LANES of a row: a tile has LANES super-blocks of 32 / LANES rows. */
@@ -128,7 +113,7 @@ held_down_kernel(const __grid_constant__ down_args a) {
     chain_release();
     touch_arguments(a);
     constexpr uint32_t ROWS = 32 / LANES, COLUMNS = 256 * LANES;
-    uint8_t *const memory = ptx::dynamic_shared();
+    uint8_t *const memory = ptx::dynamic_shared() + PIECES_AT<WARPS>;
     float (*const sums)[ROWS] = (float (*)[ROWS])(memory + WARPS * piece_bytes<LANES>()), *const weights = sums[WARPS],
           *const residual = weights + WARPS, *const shared_logit = residual + ROWS;
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = blockIdx.x % a.part_count, group = blockIdx.x / a.part_count;
@@ -138,28 +123,31 @@ held_down_kernel(const __grid_constant__ down_args a) {
     const uint32_t tile_at = is_shared ? warp - ranks * a.routed.piece_count : warp, slot = tile_at / side.piece_count, piece = tile_at - slot * side.piece_count;
     const bool is_there = is_shared ? has_shared && slot == 0 : true;
     const input_vector v = carve_int8(memory + warp * piece_bytes<LANES>(), COLUMNS, true);
-    held_tile<TYPES> held;
+    const float *const h = side.h + (is_shared ? 0 : rank0 + slot) * side.column_count + piece * COLUMNS + lane * 8;
     const uint8_t *tile = side.tiles + (uint64_t)group * side.unit_stride + (uint64_t)piece * side.piece_stride;
-    if (is_shared && is_there) held.load(side.type, tile, lane);
-    if (a.routed_ready.d_flag == nullptr) chain_wait();
-    else if (threadIdx.x == 0) await(a.routed_ready);    /* one of a CTA: a thousand would queue up at one slice of L2 */
-    __syncthreads();
-    if (!is_shared) {
-        tile += __ldcg(a.routing.choice + rank0 + slot) * a.expert_stride;
-        held.load(side.type, tile, lane);
-        if (lane == 0 && piece == 0) ptx::cp_async_4(ptx::shared_address(weights + slot), a.routing.weight + rank0 + slot);
-    }
-    chain_wait();
+    const tile_slots held = { ptx::dynamic_shared() + down_tiles_at<LANES, WARPS>() + warp * tile_bytes_max(TYPES), (uint64_t *)(ptx::dynamic_shared() + WARP_KEYS_BYTES) + warp };
+    held.begin();
+    if (is_shared && is_there) held.fill(tile, tile_bytes_of(side.type));
     volatile uint32_t *const place = (volatile uint32_t *)(shared_logit + 1);     /* for the end; not kept in registers so long */
     if (threadIdx.x == 0) {
         place[0] = ranks;
         place[1] = part;
         place[2] = group;
     }
-    const float *const h = side.h + (size_t)(is_shared ? 0 : rank0 + slot) * side.column_count + piece * COLUMNS + lane * 8;
-    /* Used last: on their way to shared memory, where they take no registers and nothing waits for them. */
+    if (a.routed_ready.d_flag == nullptr) chain_wait();
+    else if (threadIdx.x == 0) await(a.routed_ready);    /* one of a CTA: a thousand would queue up at one slice of L2 */
+    __syncthreads();
+    /* Older than what the signal is about, used last: on their way to shared memory, where they take no registers. */
     if (a.sum_out != nullptr && threadIdx.x < ROWS && group * ROWS + threadIdx.x < a.row_count) ptx::cp_async_4(ptx::shared_address(residual + threadIdx.x), a.residual + group * ROWS + threadIdx.x);
     if (has_shared && threadIdx.x == 0) ptx::cp_async_4(ptx::shared_address(shared_logit), a.shared_logit);
+    routed_warp chosen(a.routing, (uint32_t *)ptx::dynamic_shared());
+    if (!is_shared) {
+        tile += chosen.of_rank(rank0 + slot) * a.expert_stride;
+        held.fill(tile, tile_bytes_of(side.type));
+        const float weight = chosen.weight_of(rank0 + slot);
+        if (lane == 0 && piece == 0) weights[slot] = weight;
+    }
+    chain_wait();
     if (is_there) {
         eight value[LANES];              /* of h, all asked for before any is used */
 #pragma unroll
@@ -167,7 +155,8 @@ held_down_kernel(const __grid_constant__ down_args a) {
 #pragma unroll
         for (uint32_t c = 0; c < LANES; c++) quantize_eight(v, c, lane, value[c]);
         __syncwarp();
-        const float sum = lanes_sum_of<LANES>(held.template dot<true>(side.type, v, lane % LANES));
+        held.wait(0);
+        const float sum = lanes_sum_of<LANES>(dot_tile<true, TYPES>(side.type, held.tile(0), v, lane % LANES));
         if (lane % LANES == 0) sums[warp][lane / LANES] = sum;
     }
     ptx::cp_async_wait_all();
@@ -175,18 +164,30 @@ held_down_kernel(const __grid_constant__ down_args a) {
     const uint32_t end_ranks = place[0], end_part = place[1], own_row = place[2] * ROWS + threadIdx.x;
     const bool adds_shared = a.shared.tiles != nullptr && end_part == a.part_count - 1;
     if (threadIdx.x >= ROWS || own_row >= a.row_count) return;
-    float routed = 0.0f;
-    uint32_t at = 0;
-    for (uint32_t r = 0; r < end_ranks; r++) {
-        float sum = 0.0f;
-        for (uint32_t p = 0; p < a.routed.piece_count; p++) sum += sums[at++][threadIdx.x];
-        routed = fmaf(weights[r], sum, routed);
+    float own[WARPS], weight[WARPS];     /* read at once, used in order */
+#pragma unroll
+    for (uint32_t w = 0; w < WARPS; w++) {
+        own[w] = sums[w][threadIdx.x];
+        weight[w] = weights[w];
     }
-    float shared = 0.0f;
-    if (adds_shared) {
-        for (uint32_t p = 0; p < a.shared.piece_count; p++) shared += sums[at++][threadIdx.x];
-        shared = __fmul_rn(sigmoid(*shared_logit), shared);
+    const float shared_gate = adds_shared ? sigmoid(*shared_logit) : 0.0f;
+    float routed = 0.0f, shared = 0.0f;
+    if (a.routed.piece_count == 1 && a.shared.piece_count == 1) {
+#pragma unroll
+        for (uint32_t w = 0; w < WARPS; w++) {
+            if (w < end_ranks) routed = fmaf(weight[w], own[w], routed);
+            else if (w == end_ranks && adds_shared) shared = own[w];
+        }
+    } else {
+        uint32_t at = 0;
+        for (uint32_t r = 0; r < end_ranks; r++) {
+            float sum = 0.0f;
+            for (uint32_t p = 0; p < a.routed.piece_count; p++) sum += sums[at++][threadIdx.x];
+            routed = fmaf(weights[r], sum, routed);
+        }
+        for (uint32_t p = 0; adds_shared && p < a.shared.piece_count; p++) shared += sums[at++][threadIdx.x];
     }
+    shared = __fmul_rn(shared_gate, shared);
     if (a.sum_out != nullptr) {
         a.sum_out[own_row] = adds_shared ? residual[threadIdx.x] + routed + shared : residual[threadIdx.x] + routed;
         return;
@@ -198,21 +199,21 @@ held_down_kernel(const __grid_constant__ down_args a) {
 /* ---- The launches ---- */
 
 struct up_kernel {
-    uint32_t type, warps;
+    uint32_t type, warps, shared_bytes;
     bool     is_one_round;               /* of jobs */
     void   (*kernel)(up_args);
 };
 template <uint32_t TYPE, uint32_t WARPS, bool IS_ONE_ROUND> constexpr up_kernel up_row() {
-    return { TYPE, WARPS, IS_ONE_ROUND, held_up_kernel<1u << TYPE, WARPS, IS_ONE_ROUND> };
+    return { TYPE, WARPS, up_tiles_at<WARPS>() + WARPS * 2 * tile_bytes_of(TYPE), IS_ONE_ROUND, held_up_kernel<TYPE, WARPS, IS_ONE_ROUND> };
 }
 /* The first row that fits is taken. */
-const up_kernel UP_KERNELS[] = { up_row<SPK_TYPE_Q4_K, 8, true>(), up_row<SPK_TYPE_Q4_K, 12, false>(), up_row<SPK_TYPE_Q5_K, 12, false>() };
+const up_kernel UP_KERNELS[] = { up_row<SPK_TYPE_Q4_K, 8, true>(), up_row<SPK_TYPE_Q4_K, 12, true>(), up_row<SPK_TYPE_Q4_K, 12, false>(), up_row<SPK_TYPE_Q5_K, 12, false>() };
 
 struct down_kernel {
     uint32_t types, lanes, warps, shared_bytes;      /* warps: at most */
     void   (*kernel)(down_args);
 };
-template <uint32_t TYPES, uint32_t LANES, uint32_t WARPS> constexpr down_kernel row() { return { TYPES, LANES, WARPS, down_shared_bytes<LANES, WARPS>(), held_down_kernel<TYPES, LANES, WARPS> }; }
+template <uint32_t TYPES, uint32_t LANES, uint32_t WARPS> constexpr down_kernel row() { return { TYPES, LANES, WARPS, down_tiles_at<LANES, WARPS>() + WARPS * tile_bytes_max(TYPES), held_down_kernel<TYPES, LANES, WARPS> }; }
 /* The first row that fits is taken. */
 const down_kernel DOWN_KERNELS[] = {
     row<Q4_K, 2, 9>(), row<Q4_K | Q5_K, 2, 9>(), row<Q4_K | Q6_K, 2, 9>(), row<Q4_K | Q8_0, 2, 9>(), row<Q5_K | Q8_0, 2, 9>(),
@@ -226,22 +227,21 @@ down_side side_of(const row_matrix &m, const float *h, uint64_t column_count) {
 } // namespace
 
 bool launch_held_experts_up(spk_cuda *cuda, const spk_cuda_experts_up *args) {
-    if (args->is_streamed || args->gate.layout != SPK_LAYOUT_T32 || args->source.count != COUNT || args->source.has_rest) return false;
-    if (args->routing.expert_count > WARP_EXPERTS_MAX || args->routing.used_count > WARP_USED_MAX) return false;
+    if (args->is_streamed || !warp_can_select(args->routing) || args->gate.layout != SPK_LAYOUT_T32 || args->source.count != COUNT || args->source.has_rest) return false;
     const row_matrix gate = make_row_matrix(args->gate);
     const up_args a = { args->source, args->routing, gate.data, args->up.data, args->expert_stride_bytes, (uint32_t)gate.unit_stride, gate.unit_count,
-                        gate.row_count, args->h, args->inputs_ready, args->routed_ready, args->choice_out, args->weight_out };
+                        gate.row_count, args->h, args->inputs_ready, args->routed_ready };
     const uint32_t jobs = args->routing.used_count * gate.unit_count, ctas = std::min(jobs, cuda->sm_count);
     for (const up_kernel &k : UP_KERNELS) {
-        if (k.type != gate.type || (k.is_one_round && jobs > k.warps * ctas)) continue;
-        launch(cuda, k.kernel, ctas, 32 * k.warps, int8_bytes(COUNT, false), a, "experts up, held");
+        if (k.shared_bytes > cuda->shared_max_bytes || k.type != gate.type || (k.is_one_round && jobs > k.warps * ctas)) continue;
+        launch(cuda, k.kernel, ctas, 32 * k.warps, k.shared_bytes, a, "experts up, held");
         return true;
     }
     return false;
 }
 
 bool launch_held_experts_down(spk_cuda *cuda, const spk_cuda_experts_down *args) {
-    if (args->is_streamed || args->routing.logits != nullptr || args->down.layout != SPK_LAYOUT_T32) return false;
+    if (args->is_streamed || !warp_can_select(args->routing) || args->down.layout != SPK_LAYOUT_T32) return false;
     const bool has_shared = args->shared_down.data != nullptr;
     if (has_shared && args->shared_down.layout != SPK_LAYOUT_T32) return false;
     const row_matrix routed = make_row_matrix(args->down), shared = has_shared ? make_row_matrix(args->shared_down) : row_matrix{};
@@ -256,7 +256,7 @@ bool launch_held_experts_down(spk_cuda *cuda, const spk_cuda_experts_down *args)
     const uint32_t warps = ranks * routed.piece_count + (has_shared ? shared.piece_count : 0);
     const uint32_t types = 1u << routed.type | (has_shared ? 1u << shared.type : 0);
     for (const down_kernel &k : DOWN_KERNELS) {
-        if ((types & ~k.types) != 0 || k.lanes != routed.lanes_per_row || warps > k.warps) continue;
+        if ((types & ~k.types) != 0 || k.lanes != routed.lanes_per_row || warps > k.warps || k.shared_bytes > cuda->shared_max_bytes) continue;
         launch(cuda, k.kernel, routed.unit_count * a.part_count, 32 * warps, k.shared_bytes, a, "experts down, held");
         return true;
     }

@@ -3,9 +3,9 @@
  * Maths      as gemv_cuda.cu, of which this is the short form: rows one tile wide, tiles of one matrix type or a set of types,
  *            up to two rows of floats a CTA that ride along
  * Bytes      qkv + z of Qwen3.6 in Q4_K, 12288 rows of 2048: 14.2 MB; its output projection, 2048 rows of 4096: 4.7 MB
- * Launch     one CTA an SM, of 8 warps; a thread prepares 8 values of x (2048) or twice 8 (4096).  A warp's first one to three tiles
- *            are on their way before chain_wait, the third into shared memory; each later one is asked for when one is done
- * Resources  at most 65536 registers a CTA, half of that for Q4_K; 11 KiB of shared memory, 42 with a tile a warp to spare
+ * Launch     one CTA an SM, of 8 to 16 warps; as many threads as there are eights in x prepare it.  A warp's first one or two tiles are
+ *            on their way before chain_wait, into registers or shared memory; later ones are asked for when those are done
+ * Resources  half of an SM's registers; 11 or 20 KiB of shared memory, and a tile a warp
  * Reference  gemv_cuda.cu: the same bits (tests/checkkern compares both with spk_kernels.matmul)
  */
 #include "kernels/backend_cuda.cuh"
@@ -29,40 +29,26 @@ struct rider_segment {
     const float   *residual;
     uint32_t       first, type;
 };
+constexpr uint32_t HELD_WARPS_MAX = 16;
 struct held_args {
     spk_cuda_source source;
     held_segment    segments[SPK_CUDA_SEGMENT_MAX];
     rider_segment   riders[SPK_CUDA_SEGMENT_MAX];
     uint32_t        segment_count, rider_segment_count, job_count, rider_count;
+    uint32_t        slots_at[HELD_WARPS_MAX];        /* of each warp, from the first on: a warp takes what its own jobs need */
     spk_cuda_signal inputs_ready;
 };
 
-/* One warp's tiles in order: those of its jobs, of a pair gate and then up. */
-template <uint32_t TYPES, bool IS_PAIR> struct tile_walk {
-    const held_args &a;
-    uint32_t job, step;
-    bool     is_up;
-    __device__ __forceinline__ bool is_there() const { return job < a.job_count; }
-    __device__ __forceinline__ const held_segment &segment() const {
-        uint32_t owner = 0;
+__device__ __forceinline__ const held_segment &segment_of(const held_args &a, uint32_t job) {
+    uint32_t owner = 0;
 #pragma unroll
-        for (uint32_t i = 1; i < SPK_CUDA_SEGMENT_MAX; i++)
-            if (i < a.segment_count && job >= a.segments[i].first_job) owner = i;
-        return a.segments[owner];
-    }
-    __device__ __forceinline__ const uint8_t *tile(const held_segment &s) const {
-        return (is_up ? s.up : s.tiles) + (uint64_t)(job - s.first_job) * s.stride_bytes;
-    }
-    __device__ __forceinline__ void load(held_tile<TYPES> &held) const {
-        if (!is_there()) return;
-        const held_segment &s = segment();
-        held.load(s.type, tile(s), threadIdx.x & 31);
-    }
-    __device__ __forceinline__ void next() {
-        if (IS_PAIR) is_up = !is_up;
-        if (!is_up) job += step;
-    }
-};
+    for (uint32_t i = 1; i < SPK_CUDA_SEGMENT_MAX; i++)
+        if (i < a.segment_count && job >= a.segments[i].first_job) owner = i;
+    return a.segments[owner];
+}
+__device__ __forceinline__ const uint8_t *tile_of(const held_segment &s, const uint8_t *tiles, uint32_t job) {
+    return tiles + (uint64_t)(job - s.first_job) * s.stride_bytes;
+}
 
 /* The lane's row of a job's tile, and what is added to it. */
 template <uint32_t KB> struct job_rows {
@@ -106,114 +92,194 @@ template <int RIDERS> __device__ __forceinline__ void put_riders(const held_args
     if ((threadIdx.x & 31) == 0) rider.s->y[rider.row] = __fadd_rn(__fmul_rn(sum, factor), residual);
 }
 
-template <uint32_t KB> __device__ __forceinline__ float residual_of(const held_segment &s, uint32_t job) {
-    const job_rows<KB> rows(s, job);
-    return s.residual != nullptr && rows.is_mine ? __ldcg(s.residual + rows.row) : 0.0f;
-}
+/* What a warp does at a time: one tile; two jobs' tiles; gate and up of a job; or one of the two, the next warp having the other. */
+enum work { ONE_JOB, TWO_JOBS, PAIR, HALF_PAIR };
 
-constexpr uint32_t WARPS = 8;
-
-/* Shape of a kernel: tile types (a set), super-blocks a row, tiles a warp holds (one more waits in shared memory where
- * SPARE_BYTES, a tile's, are set), rows of floats a CTA takes along. */
-template <uint32_t TYPES_, uint32_t KB_, int AHEAD_, uint32_t SPARE_BYTES_, int RIDERS_, bool REST_, bool IS_PAIR_> struct shape {
-    static constexpr uint32_t TYPES = TYPES_, KB = KB_, SPARE_BYTES = SPARE_BYTES_;
-    static constexpr int AHEAD = AHEAD_, RIDERS = RIDERS_;
-    static constexpr bool REST = REST_, IS_PAIR = IS_PAIR_;
+/* Shape of a kernel: tile types (a set), super-blocks a row, warps, their work, rows of floats a CTA takes along, whether x has a rest,
+ * registers. */
+template <uint32_t TYPES_, uint32_t KB_, uint32_t WARPS_, work WORK_, int RIDERS_, bool REST_, uint32_t REGISTERS_> struct shape {
+    static constexpr uint32_t TYPES = TYPES_, KB = KB_, WARPS = WARPS_, REGISTERS = REGISTERS_;
+    static constexpr work WORK = WORK_;
+    static constexpr int RIDERS = RIDERS_;
+    static constexpr bool REST = REST_, HAS_TWO = WORK == TWO_JOBS || WORK == PAIR, IS_PAIR = WORK == PAIR || WORK == HALF_PAIR;
+    static constexpr uint32_t WARPS_PER_JOB = WORK == HALF_PAIR ? 2 : 1;
+    static constexpr uint32_t PREPARING = KB == 16 && WARPS == 16 ? 512 : 256;     /* threads that prepare x */
 };
 
-/* Dynamic shared memory: x, the spare tiles, their barriers. */
-template <class S> __host__ __device__ constexpr uint32_t vector_bytes() { return (int8_bytes(256 * S::KB, S::REST) + 127) / 128 * 128; }
-template <class S> constexpr uint32_t shared_bytes() {
-    return vector_bytes<S>() + (S::SPARE_BYTES > 0 ? WARPS * (S::SPARE_BYTES + RING_STAGES_MAX * (uint32_t)sizeof(uint64_t)) : 0);
+/* Dynamic shared memory: x, barriers, sums of up, tiles. */
+template <class S> __host__ __device__ constexpr uint32_t barriers_at() { return (int8_bytes(256 * S::KB, S::REST) + 15) / 16 * 16; }
+template <class S> __host__ __device__ constexpr uint32_t ups_at() { return barriers_at<S>() + S::WARPS * (uint32_t)sizeof(uint64_t); }
+template <class S> __host__ __device__ constexpr uint32_t tiles_at() {
+    return (ups_at<S>() + (S::WORK == HALF_PAIR ? S::WARPS / 2 * (32 / S::KB) * (uint32_t)sizeof(float) : 0) + 127) / 128 * 128;
 }
 
-template <class S> __global__ void __launch_bounds__(32 * WARPS, S::TYPES == Q4_K ? 2 : 1)
-held_gemv_kernel(const __grid_constant__ held_args a) {
+/* A warp's tiles of a round. */
+template <class S> struct tile_round {
+    const held_args &a;
+    uint32_t         job, index;         /* index: of the round */
+    uint32_t         type[2];
+    __device__ __forceinline__ static uint32_t step() { return gridDim.x * (S::WARPS / S::WARPS_PER_JOB); }
+    /* Found again each time, as addresses would take registers meanwhile. */
+    __device__ __forceinline__ tile_slots slots() const {
+        const uint32_t warp = threadIdx.x / 32;
+        return { ptx::dynamic_shared() + tiles_at<S>() + a.slots_at[warp], (uint64_t *)(ptx::dynamic_shared() + barriers_at<S>()) + warp };
+    }
+    __device__ __forceinline__ void begin() {
+        job = blockIdx.x + gridDim.x * (threadIdx.x / (32 * S::WARPS_PER_JOB));
+        index = 0;
+        slots().begin();
+        load();
+    }
+    __device__ __forceinline__ bool is_there() const { return job < a.job_count; }
+    __device__ __forceinline__ bool has_two() const { return S::WORK == PAIR || (S::WORK == TWO_JOBS && job + step() < a.job_count); }
+    __device__ __forceinline__ void load() {
+        if (!is_there()) return;
+        const held_segment &s = segment_of(a, job);
+        const bool is_up = S::WORK == HALF_PAIR && (threadIdx.x & 32) != 0;
+        const uint8_t *const first = tile_of(s, is_up ? s.up : s.tiles, job);
+        type[0] = s.type;
+        if (!has_two()) {
+            slots().fill(first, tile_bytes_of(s.type));
+            return;
+        }
+        const uint32_t other = S::IS_PAIR ? job : job + step();
+        const held_segment &o = S::IS_PAIR ? s : segment_of(a, other);
+        type[1] = o.type;
+        slots().fill(first, tile_bytes_of(s.type), tile_of(o, S::IS_PAIR ? o.up : o.tiles, other), tile_bytes_of(o.type));
+    }
+    __device__ __forceinline__ void dot(const input_vector &v, float sums[2]) const {
+        const uint32_t kb = threadIdx.x % S::KB;
+        const tile_slots own = slots();
+        own.wait(index);
+        const shared_tile first = own.tile(0);
+        sums[0] = sums[1] = 0.0f;
+        if (!has_two()) {
+            sums[0] = dot_tile<S::REST, S::TYPES>(type[0], first, v, kb);
+        } else {
+            const shared_tile second = own.tile(tile_bytes_of(type[0]));
+            if (type_is<S::TYPES>(SPK_TYPE_Q4_K, type[0]) && type_is<S::TYPES>(SPK_TYPE_Q4_K, type[1])) {
+                dot_q45_k<2, S::REST, false>(pair_of(first, second), v, kb, sums);
+            } else if (type_is<S::TYPES>(SPK_TYPE_Q5_K, type[0]) && type_is<S::TYPES>(SPK_TYPE_Q5_K, type[1])) {
+                dot_q45_k<2, S::REST, true>(pair_of(first, second), v, kb, sums);
+            } else {
+                sums[0] = dot_tile<S::REST, S::TYPES>(type[0], first, v, kb);
+                sums[1] = dot_tile<S::REST, S::TYPES>(type[1], second, v, kb);
+            }
+            sums[1] = lanes_sum_of<S::KB>(sums[1]);
+        }
+        sums[0] = lanes_sum_of<S::KB>(sums[0]);
+    }
+    __device__ __forceinline__ void next() {
+        job += (S::WORK == TWO_JOBS ? 2 : 1) * step();
+        index++;
+        __syncwarp();                    /* all lanes have read what is copied over now */
+        load();
+    }
+};
+
+template <class S> __device__ __forceinline__ float residual_of(const held_segment &s, uint32_t job) {
+    const job_rows<S::KB> rows(s, job);
+    return s.residual != nullptr && rows.is_mine ? __ldcg(s.residual + rows.row) : 0.0f;
+}
+/* What is added to a job's rows, asked for with x where a warp has one tile: with two, registers are short and it is rarely used. */
+template <class S> __device__ __forceinline__ float residual_ahead(const held_args &a, uint32_t job) {
+    return S::HAS_TWO || job >= a.job_count ? 0.0f : residual_of<S>(segment_of(a, job), job);
+}
+template <class S> __device__ __forceinline__ void put(const held_args &a, uint32_t job, float sum, float factor, float ahead) {
+    const held_segment &s = segment_of(a, job);
+    const job_rows<S::KB> rows(s, job);
+    const float residual = S::HAS_TWO ? residual_of<S>(s, job) : ahead;
+    if (rows.is_mine) s.y[rows.row] = __fadd_rn(__fmul_rn(sum, factor), residual);
+}
+
+/* Gate's half of a pair gets up's from the warp after it.  One round; all threads. */
+template <class S> __device__ __forceinline__ void put_halves(const held_args &a, tile_round<S> &round, const input_vector &v, float factor) {
+    float (*const ups)[32 / S::KB] = (float (*)[32 / S::KB])(ptx::dynamic_shared() + ups_at<S>());
+    const uint32_t lane = threadIdx.x & 31, pair = threadIdx.x / 64;
+    const bool is_up = (threadIdx.x & 32) != 0;
+    float sums[2] = { 0.0f, 0.0f };
+    if (round.is_there()) round.dot(v, sums);
+    if (is_up && lane % S::KB == 0) ups[pair][lane / S::KB] = sums[0];
+    __syncthreads();
+    if (is_up || !round.is_there()) return;
+    const job_rows<S::KB> rows(a.segments[0], round.job);
+    if (rows.is_mine) a.segments[0].y[rows.row] = silu(sums[0] * factor) * (ups[pair][lane / S::KB] * factor);
+}
+
+template <class S> __device__ __forceinline__ void put_rounds(const held_args &a, tile_round<S> &round, const input_vector &v, float factor, float residual) {
+#pragma unroll 1
+    while (round.is_there()) {
+        const uint32_t job = round.job, other = round.has_two() && !S::IS_PAIR ? job + round.step() : a.job_count;
+        float sums[2];
+        round.dot(v, sums);
+        round.next();
+        if constexpr (S::IS_PAIR) {
+            const job_rows<S::KB> rows(a.segments[0], job);
+            if (rows.is_mine) a.segments[0].y[rows.row] = silu(sums[0] * factor) * (sums[1] * factor);
+        } else {
+            put<S>(a, job, sums[0], factor, residual);
+            if (other < a.job_count) put<S>(a, other, sums[1], factor, 0.0f);
+            residual = residual_ahead<S>(a, round.job);
+        }
+    }
+}
+
+template <class S> __global__ void __maxnreg__(S::REGISTERS) held_gemv_kernel(const __grid_constant__ held_args a) {
     chain_release();
     touch_arguments(a);
-    constexpr uint32_t KB = S::KB, COUNT = 256 * KB;
-    constexpr int AHEAD = S::AHEAD, RIDERS = S::RIDERS, EIGHTS = KB / WARPS;
-    constexpr bool REST = S::REST, IS_PAIR = S::IS_PAIR;
-    uint8_t *const memory = ptx::dynamic_shared();
-    const input_vector v = carve_int8(memory, COUNT, REST);
-    const uint32_t lane = threadIdx.x & 31, first = blockIdx.x + gridDim.x * (threadIdx.x >> 5), step = gridDim.x * WARPS;
-    held_tile<S::TYPES> held[AHEAD];
-    tile_walk<S::TYPES, IS_PAIR> ahead = { a, first, step, false }, walk = ahead;
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        ahead.load(held[i]);
-        ahead.next();
-    }
-    warp_ring spare = {};
-    if constexpr (S::SPARE_BYTES > 0) {
-        uint8_t *const tiles = memory + vector_bytes<S>();
-        spare.begin(tiles, (uint64_t *)(tiles + WARPS * S::SPARE_BYTES), S::SPARE_BYTES, 1);
-        if (ahead.is_there()) spare.fill(0, ahead.tile(ahead.segment()), 0, S::SPARE_BYTES, 1);
-    }
+    constexpr uint32_t COUNT = 256 * S::KB, PREPARING = S::PREPARING;
+    constexpr int RIDERS = S::RIDERS, EIGHTS = COUNT / PREPARING / 8;
+    const input_vector v = carve_int8(ptx::dynamic_shared(), COUNT, S::REST);
+    tile_round<S> round = { a };
+    round.begin();
     eight riders[RIDERS > 0 ? RIDERS : 1], norm[EIGHTS];
     load_riders<RIDERS>(a, COUNT, riders);
 #pragma unroll
     for (int e = 0; e < EIGHTS; e++)
-        norm[e] = a.source.norm_weight != nullptr ? load_eight(a.source.norm_weight + (threadIdx.x + e * blockDim.x) * 8) : zero_eight();
+        norm[e] = a.source.norm_weight != nullptr && threadIdx.x < PREPARING ? load_eight(a.source.norm_weight + (threadIdx.x + e * PREPARING) * 8) : zero_eight();
     const uint32_t signal_step = step_of(a.inputs_ready);
     chain_wait();
     if (a.inputs_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && threadIdx.x == blockDim.x - 1) give(a.inputs_ready, signal_step);
-    float residual = walk.is_there() ? residual_of<KB>(walk.segment(), walk.job) : 0.0f;
+    float residual = residual_ahead<S>(a, round.job);
     const float factor = prepare_held<COUNT, EIGHTS, RIDERS>(a.source, v, norm, riders, blockIdx.x == 0);
     if constexpr (RIDERS > 0) put_riders<RIDERS>(a, v, factor);
-    float gate = 0.0f;
-    bool has_spare = S::SPARE_BYTES > 0;
-#pragma unroll 1
-    while (walk.is_there()) {
-        const held_segment &s = walk.segment();
-        const job_rows<KB> rows(s, walk.job);
-        const uint32_t type = s.type;
-        const bool is_up = walk.is_up;
-        const float sum = lanes_sum_of<KB>(held[0].template dot<REST>(type, v, lane % KB)), own = residual;
-#pragma unroll
-        for (int i = 0; i + 1 < AHEAD; i++) held[i] = held[i + 1];
-        if (has_spare && ahead.is_there()) {
-            spare.wait(0);
-            held[AHEAD - 1].take(spare.stage(0), lane);
-        } else {
-            ahead.load(held[AHEAD - 1]);
-        }
-        has_spare = false;
-        ahead.next();
-        walk.next();
-        if (IS_PAIR && !is_up) {
-            gate = sum;
-            continue;
-        }
-        if (walk.is_there()) residual = residual_of<KB>(walk.segment(), walk.job);
-        if (!rows.is_mine) continue;
-        s.y[rows.row] = IS_PAIR ? silu(gate * factor) * (sum * factor) : __fadd_rn(__fmul_rn(sum, factor), own);
-    }
+    if constexpr (S::WORK == HALF_PAIR) put_halves(a, round, v, factor);
+    else put_rounds(a, round, v, factor, residual);
 }
 
 /* ---- The launch ---- */
 
 struct held_kernel {
-    uint32_t types, kb, riders, shared_bytes;
-    bool     has_rest, is_pair;
+    uint32_t types, kb, warps, jobs, riders;     /* jobs: a CTA's at most */
+    uint32_t tiles_at;                           /* in shared memory */
+    bool     has_two, has_rest, is_pair;         /* has_two: tiles a warp at a time */
     void   (*kernel)(held_args);
 };
-template <uint32_t TYPES, uint32_t KB, int AHEAD, uint32_t SPARE_BYTES, int RIDERS, bool REST, bool IS_PAIR = false>
-constexpr held_kernel row() {
-    typedef shape<TYPES, KB, AHEAD, SPARE_BYTES, RIDERS, REST, IS_PAIR> own;
-    return { TYPES, KB, RIDERS, shared_bytes<own>(), REST, IS_PAIR, held_gemv_kernel<own> };
+constexpr uint32_t ROUNDS_MAX = 8;       /* of a warp: longer streams are better off with a deep ring */
+template <uint32_t TYPES, uint32_t KB, uint32_t WARPS, work WORK, int RIDERS, bool REST, uint32_t REGISTERS> constexpr held_kernel row() {
+    typedef shape<TYPES, KB, WARPS, WORK, RIDERS, REST, REGISTERS> own;
+    return { TYPES, KB, WARPS, WORK == HALF_PAIR ? WARPS / 2 : ROUNDS_MAX * WARPS, RIDERS, tiles_at<own>(),
+             own::HAS_TWO, REST, own::IS_PAIR, held_gemv_kernel<own> };
 }
-constexpr uint32_t SPARE = 9 * 512;     /* a Q4_K tile: qkv + z of Qwen3.6 are three tiles a warp */
+/* Registers: a quarter of an SM has 16384, and what runs beside a kernel takes half of them. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+constexpr uint32_t FOUR = 128, THREE = 168, TWO = 255;   /* warps a quarter; only sm_90 needs them to fit beside each other */
+#else
+constexpr uint32_t FOUR = 72, THREE = 80, TWO = 128;
+#endif
 /* The first row that fits is taken. */
 const held_kernel KERNELS[] = {
-    row<Q4_K, 8, 2, SPARE, 1, true>(), row<Q5_K, 8, 2, 0, 1, true>(), row<Q6_K, 8, 2, 0, 1, true>(), row<Q8_0, 8, 2, 0, 1, true>(),
-    row<Q4_K | Q6_K, 8, 2, 0, 0, true>(), row<Q4_K | Q8_0, 8, 2, 0, 0, true>(),
-    row<Q4_K, 8, 2, 0, 2, false, true>(), row<Q8_0, 8, 2, 0, 2, false, true>(),
-    row<Q4_K, 8, 2, 0, 1, false>(), row<Q8_0, 8, 2, 0, 1, false>(),
-    row<Q4_K, 16, 1, 0, 0, true>(), row<Q5_K, 16, 1, 0, 0, true>(),
-    row<Q6_K, 16, 1, 0, 0, true>(), row<Q8_0, 16, 1, 0, 0, true>(),
+    /* into the mixers */
+    row<Q4_K, 8, 12, TWO_JOBS, 1, true, THREE>(), row<Q5_K, 8, 8, TWO_JOBS, 1, true, TWO>(), row<Q6_K, 8, 8, TWO_JOBS, 1, true, TWO>(),
+    row<Q8_0, 8, 8, TWO_JOBS, 1, true, TWO>(), row<Q4_K | Q6_K, 8, 8, TWO_JOBS, 0, true, TWO>(), row<Q4_K | Q8_0, 8, 8, TWO_JOBS, 0, true, TWO>(),
+    /* router, with the shared expert's gate and up, and alone */
+    row<Q4_K, 8, 8, HALF_PAIR, 2, false, TWO>(), row<Q8_0, 8, 8, HALF_PAIR, 2, false, TWO>(),
+    row<Q4_K, 8, 8, PAIR, 2, false, TWO>(), row<Q8_0, 8, 8, PAIR, 2, false, TWO>(),
+    row<Q4_K, 8, 8, TWO_JOBS, 1, false, TWO>(), row<Q8_0, 8, 8, TWO_JOBS, 1, false, TWO>(),
+    /* out of the mixers */
+    row<Q4_K, 16, 16, ONE_JOB, 0, true, FOUR>(), row<Q5_K, 16, 16, ONE_JOB, 0, true, FOUR>(),
+    row<Q6_K, 16, 16, ONE_JOB, 0, true, FOUR>(), row<Q8_0, 16, 16, ONE_JOB, 0, true, FOUR>(),
 };
-constexpr uint32_t ROUNDS_MAX = 8;       /* of a warp: longer streams are better off with a deep ring */
 
 /* One segment, or false where it is not for these kernels. */
 bool add_segment(const spk_cuda_segment &s, uint32_t kb, held_args &a, uint32_t *types) {
@@ -228,6 +294,26 @@ bool add_segment(const spk_cuda_segment &s, uint32_t kb, held_args &a, uint32_t 
     a.segments[a.segment_count++] = { m.data, s.up.data, s.y, s.residual, a.job_count, m.row_count, m.type, (uint32_t)m.unit_stride };
     a.job_count += m.unit_count;
     return true;
+}
+
+uint32_t tile_bytes_at(const held_args &a, uint32_t job) {
+    uint32_t owner = 0;
+    while (owner + 1 < a.segment_count && job >= a.segments[owner + 1].first_job) owner++;
+    return job < a.job_count ? tile_bytes_of(a.segments[owner].type) : 0;
+}
+/* Where each warp's tiles begin: as far apart as its largest round in any CTA.  Returns the bytes of all. */
+uint32_t place_slots(held_args &a, const held_kernel &k, uint32_t cta_count) {
+    const uint32_t step = cta_count * (k.jobs < k.warps ? k.warps / 2 : k.warps);
+    uint32_t at = 0;
+    for (uint32_t warp = 0; warp < k.warps; warp++) {
+        uint32_t most = 0;
+        for (uint32_t cta = 0; cta < cta_count; cta++)
+            for (uint32_t job = cta + cta_count * (k.jobs < k.warps ? warp / 2 : warp); job < a.job_count; job += (k.has_two && !k.is_pair ? 2 : 1) * step)
+                most = std::max(most, tile_bytes_at(a, job) + (!k.has_two ? 0 : k.is_pair ? tile_bytes_at(a, job) : tile_bytes_at(a, job + step)));
+        a.slots_at[warp] = at;
+        at += (most + 127) / 128 * 128;
+    }
+    return at;
 }
 
 } // namespace
@@ -246,8 +332,11 @@ bool launch_held_gemv(spk_cuda *cuda, const spk_cuda_gemv *args) {
         if ((a.segments[i].up != nullptr) != is_pair || (is_pair && i > 0)) return false;
     for (const held_kernel &k : KERNELS) {
         if ((types & ~k.types) != 0 || kb != k.kb || (args->source.has_rest != 0) != k.has_rest || is_pair != k.is_pair) continue;
-        if (a.rider_count > k.riders * cuda->sm_count || a.job_count > ROUNDS_MAX * WARPS * cuda->sm_count) continue;
-        launch(cuda, k.kernel, std::min(cuda->sm_count, std::max(a.job_count, a.rider_count)), 32 * WARPS, k.shared_bytes, a, "gemv, held");
+        if (a.rider_count > k.riders * cuda->sm_count || a.job_count > k.jobs * cuda->sm_count) continue;
+        const uint32_t ctas = std::min(cuda->sm_count, std::max(a.job_count, a.rider_count));
+        const uint32_t shared_bytes = k.tiles_at + place_slots(a, k, ctas);
+        if (shared_bytes > cuda->shared_max_bytes) continue;
+        launch(cuda, k.kernel, ctas, 32 * k.warps, shared_bytes, a, "gemv, held");
         return true;
     }
     return false;

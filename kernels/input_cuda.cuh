@@ -170,6 +170,11 @@ __device__ __forceinline__ float norm_eight(eight &value, const eight &weight) {
 /* Factor of the head that value `at` belongs to, from the sums of squares of its 32s, in order. */
 __device__ __forceinline__ void load_head(const spk_cuda_source &s, uint32_t at, float sums[4]) {
     const uint32_t first = at / 32 & ~(s.head_dim / 32 - 1);
+    if (s.head_dim == 128) {             /* at once: every warp of the GPU asks for these few lines */
+        const float4 all = load_activation4(s.squares + first);
+        sums[0] = all.x; sums[1] = all.y; sums[2] = all.z; sums[3] = all.w;
+        return;
+    }
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) sums[i] = i < s.head_dim / 32 ? __ldcg(s.squares + first + i) : 0.0f;
 }

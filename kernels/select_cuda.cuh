@@ -75,51 +75,115 @@ __device__ __forceinline__ void weigh_chosen(uint32_t k, chosen_experts &c) {
     __syncwarp();
 }
 
-/* The same choice by one warp for itself, without a barrier, one expert after another, of at most WARP_EXPERTS_MAX and
- * WARP_USED_MAX: lane l holds logits 8 l .. 8 l + 7, and rank r's answer ends in lane r. */
-constexpr uint32_t WARP_EXPERTS_MAX = 256, WARP_USED_MAX = 32;
-struct warp_choice {
-    uint32_t bits[8];                    /* 0: none, or taken */
-    uint32_t found, index, value_bits;   /* found: how many so far */
-    __device__ __forceinline__ void load(const float *logits, uint32_t n) {
-        const uint32_t at = 8 * (threadIdx.x & 31);
-        found = index = value_bits = 0;
-        float value[8];                  /* all asked for before any is used, whatever n is */
-#pragma unroll
-        for (int i = 0; i < 8; i++) value[i] = __ldcg(logits + min(at + i, n - 1));
-#pragma unroll
-        for (int i = 0; i < 8; i++) bits[i] = at + i < n ? max(order_bits(value[i] + 0.0f), 1u) : 0;
+/* The choice, made from logits or read; ends with a barrier.  Weights are there for the warp that says so. */
+__device__ __forceinline__ void route(const spk_cuda_routing &a, unsigned long long *keys, chosen_experts &chosen, bool weighs) {
+    const uint32_t lane = threadIdx.x & 31;
+    if (a.logits != nullptr) {
+        select_top(a.logits, a.expert_count, a.used_count, keys, chosen);
+        if (weighs) weigh_chosen(a.used_count, chosen);
+        return;
     }
-    __device__ __forceinline__ void find_next() {
+    for (uint32_t r = threadIdx.x; r < a.used_count; r += blockDim.x) chosen.choice[r] = __ldcg(a.choice + r);
+    for (uint32_t r = lane; weighs && r < a.used_count; r += 32) chosen.weight[r] = __ldcg(a.weight + r);
+    __syncthreads();
+}
+
+/* The same choice by one warp for itself, one expert after another, of at most WARP_EXPERTS_MAX and WARP_USED_MAX: lane l holds
+ * logits 8 l .. 8 l + 7, and lane r the value of rank r.  The CTA fetches the logits once, into WARP_EXPERTS_MAX keys in shared memory: if
+ * every warp of the GPU did, it would wait for the few slices of L2 that have them (NOTES.md #19). */
+constexpr uint32_t WARP_EXPERTS_MAX = 256, WARP_USED_MAX = 32, WARP_KEYS_BYTES = WARP_EXPERTS_MAX * sizeof(uint32_t);
+/* All threads; ends with a barrier.  A key of 0 is none; 16-byte aligned. */
+__device__ __forceinline__ void fetch_keys(const float *logits, uint32_t n, uint32_t *keys) {
+    for (uint32_t i = threadIdx.x; i < WARP_EXPERTS_MAX; i += blockDim.x) keys[i] = i < n ? max(order_bits(__ldcg(logits + i) + 0.0f), 1u) : 0;   /* -0 ties with +0 */
+    __syncthreads();
+}
+struct warp_choice {
+    uint32_t keys[8], left[8];           /* left: the same in descending order, without those that were found */
+    uint32_t found, last, value_bits;    /* found: how many so far; last: the last of them whose rank was asked for */
+
+    __device__ __forceinline__ void load(const uint32_t *from) {
+        found = last = value_bits = 0;
+        const uint4 low = *(const uint4 *)(from + 8 * (threadIdx.x & 31)), high = *(const uint4 *)(from + 8 * (threadIdx.x & 31) + 4);
+        keys[0] = low.x; keys[1] = low.y; keys[2] = low.z; keys[3] = low.w;
+        keys[4] = high.x; keys[5] = high.y; keys[6] = high.z; keys[7] = high.w;
+#pragma unroll
+        for (int i = 0; i < 8; i++) left[i] = keys[i];
+        /* Batcher's network for 8. */
+        order(0, 1); order(2, 3); order(4, 5); order(6, 7);
+        order(0, 2); order(1, 3); order(4, 6); order(5, 7);
+        order(1, 2); order(5, 6);
+        order(0, 4); order(1, 5); order(2, 6); order(3, 7);
+        order(2, 4); order(3, 5);
+        order(1, 2); order(3, 4); order(5, 6);
+    }
+    __device__ __forceinline__ void order(int i, int j) {
+        const uint32_t larger = max(left[i], left[j]);
+        left[j] = min(left[i], left[j]);
+        left[i] = larger;
+    }
+    /* The next one's key and the lane that has it. */
+    __device__ __forceinline__ uint32_t top_key(uint32_t &winner) const {
+        const uint32_t top = __reduce_max_sync(FULL, left[0]);
+        winner = __ffs(__ballot_sync(FULL, left[0] == top)) - 1;
+        return top;
+    }
+    __device__ __forceinline__ void pop(uint32_t top, uint32_t winner) {
         const uint32_t lane = threadIdx.x & 31;
-        uint32_t best = 0, hits = 0;
+        const bool is_mine = lane == winner;
 #pragma unroll
-        for (int i = 0; i < 8; i++) best = max(best, bits[i]);
-        const uint32_t top = __reduce_max_sync(FULL, best), winner = __ffs(__ballot_sync(FULL, best == top)) - 1;
-#pragma unroll
-        for (int i = 0; i < 8; i++) hits |= (bits[i] == top) << i;
-        const uint32_t mine = __ffs(hits) - 1;
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            if (lane == winner && mine == i) bits[i] = 0;
-        const uint32_t at = 8 * winner + __shfl_sync(FULL, mine, winner);
-        if (lane == found) {
-            index = at;
-            value_bits = top;
-        }
+        for (int i = 0; i < 7; i++) left[i] = is_mine ? left[i + 1] : left[i];
+        if (is_mine) left[7] = 0;
+        if (lane == found) value_bits = top;
         found++;
     }
+    /* Ranks in ascending order. */
     __device__ __forceinline__ uint32_t of_rank(uint32_t rank) {
-        while (found <= rank) find_next();
-        return __shfl_sync(FULL, index, rank);
+        uint32_t winner, top;
+        if (found > rank) return last;
+        while (found < rank) {
+            top = top_key(winner);
+            pop(top, winner);
+        }
+        top = top_key(winner);
+        /* Of the lane's equal keys the first that was not found yet. */
+        uint32_t equal = 0, skipped = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            equal |= (keys[i] == top) << i;
+            skipped += (keys[i] == top) - (left[i] == top);
+        }
+        for (; skipped > 0 && (threadIdx.x & 31) == winner; skipped--) equal &= equal - 1;
+        pop(top, winner);
+        return last = 8 * winner + __shfl_sync(FULL, __ffs(equal) - 1, winner);
     }
-    /* Softmax over the first k, all of them found: in lane r that of rank r. */
-    __device__ __forceinline__ float weight(uint32_t k) const {
+    /* Softmax over the first k, in lane r that of rank r. */
+    __device__ __forceinline__ float weigh(uint32_t k) {
+        while (found < k) {
+            uint32_t winner;
+            const uint32_t top = top_key(winner);
+            pop(top, winner);
+        }
         const uint32_t lane = threadIdx.x & 31;
         const float top = __shfl_sync(FULL, order_value(value_bits), 0), e = lane < k ? expf(order_value(value_bits) - top) : 0.0f;
         return e / warp_sum(e);
     }
 };
+/* Ranks as a warp learns them: found, or read.  Ranks in ascending order. */
+struct routed_warp {
+    const spk_cuda_routing &a;
+    warp_choice             made;
+    /* All threads; keys has WARP_KEYS_BYTES. */
+    __device__ __forceinline__ routed_warp(const spk_cuda_routing &routing, uint32_t *keys) : a(routing) {
+        if (a.logits == nullptr) return;
+        fetch_keys(a.logits, a.expert_count, keys);
+        made.load(keys);
+    }
+    __device__ __forceinline__ uint32_t of_rank(uint32_t rank) { return a.logits != nullptr ? made.of_rank(rank) : __ldcg(a.choice + rank); }
+    __device__ __forceinline__ float weight_of(uint32_t rank) {
+        return a.logits != nullptr ? __shfl_sync(FULL, made.weigh(a.used_count), rank) : __ldcg(a.weight + rank);
+    }
+};
+inline bool warp_can_select(const spk_cuda_routing &r) { return r.logits == nullptr || (r.expert_count <= WARP_EXPERTS_MAX && r.used_count <= WARP_USED_MAX); }
 
 } // namespace spk
 

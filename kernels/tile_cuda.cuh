@@ -65,6 +65,15 @@ struct shared_tile {
     __device__ __forceinline__ uint16_t tail() const { return *(const uint16_t *)(tile + Q6_K_TAIL + 2 * lane); }
 };
 
+/* One tile or two; which one is known when a loop over them is unrolled. */
+template <class FIRST, class SECOND> struct tile_pair {
+    static constexpr int UNROLL = FIRST::UNROLL;
+    const FIRST  &first;
+    const SECOND &second;
+    __device__ __forceinline__ uint4 plane(int tile, int index) const { return tile == 0 ? first.plane(index) : second.plane(index); }
+};
+template <class FIRST, class SECOND> __device__ __forceinline__ tile_pair<FIRST, SECOND> pair_of(const FIRST &first, const SECOND &second) { return { first, second }; }
+
 /* Byte i of a word as a float: placed below 2^23's exponent, which is then taken away; cheaper than a conversion. */
 __device__ __forceinline__ float byte_at(uint32_t word, int i) {
     return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + i)) - 8388608.0f;
@@ -83,22 +92,22 @@ struct k4_scales {
     __device__ __forceinline__ float min_at(int j) const { return byte_at(j < 4 ? min[0] : min[1], j % 4); }
 };
 
-/* Q4_K, and Q5_K, which has two more planes with a fifth bit. */
-template <int T, bool REST, bool FIVE, class TILE>
-__device__ __forceinline__ void dot_q45_k(const TILE (&tile)[T], const input_vector &v, uint32_t kb, float out[T]) {
+/* Q4_K, and Q5_K, which has two more planes with a fifth bit: T tiles of a pair. */
+template <int T, bool REST, bool FIVE, class TILES>
+__device__ __forceinline__ void dot_q45_k(const TILES &tiles, const input_vector &v, uint32_t kb, float out[T]) {
     constexpr int QS = FIVE ? 3 : 1;
     uint4 head[T], bits[T][2];
     k4_scales s[T];
     float product[T], mins[T];
 #pragma unroll
     for (int t = 0; t < T; t++) {
-        head[t] = tile[t].plane(0);
+        head[t] = tiles.plane(t, 0);
         s[t].read(head[t]);
         if (FIVE)
-            for (int h = 0; h < 2; h++) bits[t][h] = tile[t].plane(1 + h);
+            for (int h = 0; h < 2; h++) bits[t][h] = tiles.plane(t, 1 + h);
         product[t] = mins[t] = 0.0f;
     }
-#pragma unroll TILE::UNROLL
+#pragma unroll TILES::UNROLL
     for (int c = 0; c < 4; c++) {        /* 64 weights: low nibbles are group 2c, high nibbles 2c + 1 */
         code_sum<REST, false> low[T], high[T];
 #pragma unroll
@@ -106,7 +115,7 @@ __device__ __forceinline__ void dot_q45_k(const TILE (&tile)[T], const input_vec
             const x_chunk<REST> x_low(v, kb, 4 * c + h), x_high(v, kb, 4 * c + 2 + h);
 #pragma unroll
             for (int t = 0; t < T; t++) {
-                const uint4 qs = tile[t].plane(QS + 2 * c + h);
+                const uint4 qs = tiles.plane(t, QS + 2 * c + h);
                 uint4 a = and4(qs, 0x0f0f0f0fu), b = FIVE ? high_nibbles(qs) : and4(qs, 0xf0f0f0f0u);
                 if (FIVE) {
                     a = join4(a, bits[t][h], 2 * c > 4 ? 2 * c - 4 : 0, 2 * c < 4 ? 4 - 2 * c : 0, 0x10101010u);
@@ -174,6 +183,25 @@ template <bool REST, class TILE> __device__ __forceinline__ float dot_q8_0(const
     return product;
 }
 
+/* Sets of matrix types. */
+constexpr uint32_t Q4_K = 1u << SPK_TYPE_Q4_K, Q5_K = 1u << SPK_TYPE_Q5_K, Q6_K = 1u << SPK_TYPE_Q6_K, Q8_0 = 1u << SPK_TYPE_Q8_0;
+constexpr uint32_t ANY_TYPE = Q4_K | Q5_K | Q6_K | Q8_0;
+/* Whether a type, one of TYPES, is WHICH; not looked at where there is only one. */
+template <uint32_t TYPES> __device__ __forceinline__ bool type_is(uint32_t which, uint32_t type) {
+    return (TYPES & 1u << which) != 0 && (TYPES == 1u << which || type == which);
+}
+
+/* A tile of one of TYPES times super-block kb. */
+template <bool REST, uint32_t TYPES, class TILE>
+__device__ __forceinline__ float dot_tile(uint32_t type, const TILE &tile, const input_vector &v, uint32_t kb) {
+    float sum = 0.0f;
+    if (type_is<TYPES>(SPK_TYPE_Q4_K, type)) dot_q45_k<1, REST, false>(pair_of(tile, tile), v, kb, &sum);
+    else if (type_is<TYPES>(SPK_TYPE_Q5_K, type)) dot_q45_k<1, REST, true>(pair_of(tile, tile), v, kb, &sum);
+    else if (type_is<TYPES>(SPK_TYPE_Q6_K, type)) sum = dot_q6_k<REST>(tile, v, kb);
+    else if (type_is<TYPES>(SPK_TYPE_Q8_0, type)) sum = dot_q8_0<REST>(tile, v, kb);
+    return sum;
+}
+
 /* Most tiles that a warp multiplies at once. */
 constexpr uint32_t TILES_MAX = 2;
 
@@ -181,22 +209,16 @@ constexpr uint32_t TILES_MAX = 2;
 template <bool REST>
 __device__ __forceinline__ void add_tiles(uint32_t type, const uint8_t *tile, uint32_t tile_bytes, uint32_t tile_count, const input_vector &v,
                                           uint32_t kb, uint32_t lane, float sums[TILES_MAX]) {
-    const shared_tile tiles[TILES_MAX] = { { tile, lane }, { tile + tile_bytes, lane } };
     if (type == SPK_TYPE_Q4_K && tile_count == 2) {
-        dot_q45_k<2, REST, false>(tiles, v, kb, sums);
+        const shared_tile first = { tile, lane }, second = { tile + tile_bytes, lane };
+        dot_q45_k<2, REST, false>(pair_of(first, second), v, kb, sums);
         return;
     }
     /* Larger types wait for their own bytes: one at a time, with fewer registers. */
 #pragma unroll 1
     for (uint32_t t = 0; t < tile_count; t++) {
-        float sum = 0.0f;
-        const shared_tile one[1] = { { tile + t * tile_bytes, lane } };
-        switch (type) {
-        case SPK_TYPE_Q4_K: dot_q45_k<1, REST, false>(one, v, kb, &sum); break;
-        case SPK_TYPE_Q5_K: dot_q45_k<1, REST, true>(one, v, kb, &sum); break;
-        case SPK_TYPE_Q6_K: sum = dot_q6_k<REST>(one[0], v, kb); break;
-        default:            sum = dot_q8_0<REST>(one[0], v, kb); break;
-        }
+        const shared_tile one = { tile + t * tile_bytes, lane };
+        const float sum = dot_tile<REST, ANY_TYPE>(type, one, v, kb);
         if (t == 0) sums[0] += sum;
         else sums[1] += sum;
     }

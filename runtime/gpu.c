@@ -96,8 +96,6 @@ static void carve(spk_gpu_session *s, arena *a) {
     s->d_arrivals = take(a, sizeof *s->d_arrivals);
     s->turns = take(a, c->rope_dim / 2 * sizeof(double));
     s->choice = take(a, c->expert_used_count * sizeof(uint32_t));
-    s->routed_choice = take(a, c->expert_used_count * sizeof(uint32_t));
-    s->routed_weight = take_floats(a, c->expert_used_count);
     s->sequence.d_step = take(a, sizeof(uint32_t));
     s->flags = take(a, 2 * (uint64_t)c->layer_count * sizeof(uint32_t));
     for (int i = 0; i < 2; i++) s->x[i] = take_floats(a, c->hidden_size);

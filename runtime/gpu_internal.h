@@ -34,8 +34,7 @@ struct spk_gpu_session {
     float    *x[2], *delta, *project, *mixed, *normed, *conv_out, *delta_out, *cos_sin, *partial;
     float    *router, *weight, *h, *shared_h, *shared_parts, *routed[SPK_CUDA_DOWN_PARTS_MAX], *shared, *norm_factor, *squares, *logits;
     double   *turns;
-    uint32_t *choice, *routed_choice, *flags;   /* flags: two signals a layer */
-    float    *routed_weight;
+    uint32_t *choice, *flags;            /* flags: two signals a layer */
     struct { float *conv, *delta; void *k, *v; } *layers;
     bool           is_account;                  /* the step that is being recorded ends with its logits: gpu_account.c */
     struct spk_account *account;                /* where it is marked, or NULL */

@@ -217,13 +217,11 @@ static void record_experts(spk_gpu_session *s, uint32_t index, spk_cuda_source s
     }
     spk_cuda_experts_up up = { .source = again, .routing = routing, .gate = on_device(s, layer->expert_gate.first),
                                .up = on_device(s, layer->expert_up.first), .expert_stride_bytes = layer->expert_gate.stride_bytes,
-                               .h = s->h, .inputs_ready = inputs_ready, .routed_ready = routed_ready, .choice_out = s->routed_choice,
-                               .weight_out = s->routed_weight, .is_streamed = is_streamed(s) };
+                               .h = s->h, .inputs_ready = inputs_ready, .routed_ready = routed_ready,
+                               .is_streamed = is_streamed(s) };
     spk_cuda_launch_experts_up(s->cuda, &up);
     mark(s, SPK_PHASE_EXPERTS_UP, c->expert_used_count * (weight_bytes(&layer->expert_gate.first) + weight_bytes(&layer->expert_up.first)));
     if (has_shared && !fuse_shared) record_shared_down(s, layer);
-    routing = (spk_cuda_routing){ .choice = s->routed_choice, .weight = s->routed_weight, .expert_count = c->expert_count,
-                                  .used_count = c->expert_used_count };
     spk_cuda_experts_down down = { .routing = routing, .routed_ready = routed_ready, .down = on_device(s, layer->expert_down.first),
                                    .shared_down = has_shared && fuse_shared ? on_device(s, layer->shared_down) : none,
                                    .expert_stride_bytes = layer->expert_down.stride_bytes, .h = s->h, .shared_h = s->shared_h,

@@ -15,7 +15,7 @@
 #include "kernels/cuda.h"
 #include "tests/checkkern_common.h"
 
-enum { REGION_MAX = 96, DEVICE_ALIGN = 256, STAGE_FLOATS = 1 << 16 };
+enum { REGION_MAX = 128, DEVICE_ALIGN = 256, STAGE_FLOATS = 1 << 16 };
 #define WORK_BYTES_MAX   (UINT64_C(192) << 20)
 #define WEIGHT_BYTES_MAX (UINT64_C(1) << 30)
 

@@ -74,20 +74,11 @@ static void bench_gemv(device_case *t, const gemv_spec *spec, double read_gbps) 
     bench_chain(t, &item, read_gbps);
 }
 
-/* Of launch n, by logits or by choice: its own `used` experts, so that a chain reads all experts. */
-static spk_cuda_routing take_routing(device_case *t, const expert_spec *spec, uint32_t n, bool is_by_logits) {
-    spk_cuda_routing routing = { .expert_count = spec->count, .used_count = spec->used };
-    if (is_by_logits) {
-        float *d_logits = take_input_as(t, spec->count, X_RANDOM), *logits = host_floats(t, d_logits);
-        for (uint32_t r = 0; r < spec->used; r++) logits[(n * spec->used + r) % spec->count] += 4;
-        routing.logits = d_logits;
-        return routing;
-    }
-    uint32_t *d_choice = take(t, INPUT, spec->used * 4, 0), *choice = host_of(t, d_choice);
-    for (uint32_t r = 0; r < spec->used; r++) choice[r] = (n * spec->used + r) % spec->count;
-    routing.choice = d_choice;
-    routing.weight = take_input_as(t, spec->used, X_RANDOM);
-    return routing;
+/* Of launch n: its own `used` experts, so that a chain reads all experts. */
+static spk_cuda_routing take_routing(device_case *t, const expert_spec *spec, uint32_t n) {
+    float *d_logits = take_input_as(t, spec->count, X_RANDOM), *logits = host_floats(t, d_logits);
+    for (uint32_t r = 0; r < spec->used; r++) logits[(n * spec->used + r) % spec->count] += 4;
+    return (spk_cuda_routing){ .logits = d_logits, .expert_count = spec->count, .used_count = spec->used };
 }
 
 /* One that is set for good: what it speaks of was uploaded before the step. */
@@ -98,7 +89,7 @@ static spk_cuda_signal take_set_signal(device_case *t) {
     return (spk_cuda_signal){ d_flag, d_step };
 }
 
-/* As in a step: x and the choice are there before the kernels' predecessors end. */
+/* As in a step: x is there before up's predecessor ends, and the logits before down's does. */
 static void bench_experts(device_case *t, const expert_spec *spec, double read_gbps) {
     char shape[96];
     (void)snprintf(shape, sizeof shape, "%s %u of %u %ux%u %s/%s", spec->name, spec->used, spec->count, spec->hidden,
@@ -135,7 +126,7 @@ static void bench_experts(device_case *t, const expert_spec *spec, double read_g
                                        .shared = take_floats(t, OUTPUT, spec->hidden) };
         take_parts(t, &down, spec->hidden);
         spk_cuda_routing routings[CHAIN_MAX];
-        for (uint32_t n = 0; n < count; n++) routings[n] = take_routing(t, spec, n, side == 0);
+        for (uint32_t n = 0; n < count; n++) routings[n] = take_routing(t, spec, n);
         case_record(t);
         for (uint32_t n = 0; n < count; n++) {
             up.routing = down.routing = routings[n];

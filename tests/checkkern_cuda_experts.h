@@ -123,6 +123,19 @@ typedef struct {
     selection        expected;
 } test_routing;
 
+/* top_k's choice and weights.  False: the choice is wrong. */
+static bool check_selection(const device_case *t, const selection *want, const uint32_t *d_choice, const float *d_weight,
+                            uint32_t used) {
+    const uint32_t *choice = result_of(t, d_choice);
+    bool is_right = true;
+    for (uint32_t r = 0; r < used; r++) {
+        is_right = is_right && choice[r] == want->choice[r];
+        EXPECT(choice[r] == want->choice[r], "place %u has expert %u, want %u", r, choice[r], want->choice[r]);
+    }
+    near_floats(t, "weight", d_weight, want->weight, want->weight_error, used);
+    return is_right;
+}
+
 /* Choice and weight are those of the reference. */
 static test_routing make_routing(device_case *t, const expert_spec *spec) {
     test_routing r = { 0 };
@@ -316,7 +329,7 @@ static void check_down_case(device_case *t, const expert_set *set, bool has_shar
     free(value), free(error);
 }
 
-/* ---- A whole layer: fused with signals as in a step, fused without, and with no fusions: the same bits ---- */
+/* ---- A whole layer: fused with signals as in a step, held and streamed, fused without, and with no fusions: the same bits ---- */
 
 static void gemv_one(device_case *t, spk_cuda_source source, spk_matrix w, float *y) {
     const spk_cuda_gemv g = { .source = source, .segments = { { .w = w, .y = y } }, .segment_count = 1 };
@@ -340,36 +353,33 @@ static layer_buffers take_layer(device_case *t, const expert_spec *spec) {
     return b;
 }
 
-/* signals: inputs_ready and routed_ready.  Without them down selects for itself. */
+/* signals: inputs_ready and routed_ready. */
 static void record_fused(device_case *t, const expert_set *set, spk_matrix router, spk_cuda_source source, layer_buffers *b,
-                         const spk_cuda_signal signals[2]) {
+                         const spk_cuda_signal signals[2], bool is_streamed) {
     const expert_spec *spec = set->spec;
-    const bool has_signals = signals[0].d_flag != NULL;
     source.x_out = b->x;
     spk_cuda_gemv g = { .source = source,
                         .segments = { { .w = router, .y = b->logits },
                                       { .w = set->shared_gate, .up = set->shared_up, .y = b->shared_h } },
                         .segment_count = 2,
-                        .inputs_ready = signals[0] };
+                        .inputs_ready = signals[0],
+                        .is_streamed = is_streamed };
     spk_cuda_launch_gemv(t->cuda, &g);
     source.x_out = NULL;
-    const spk_cuda_routing by_logits = { .logits = b->logits, .expert_count = spec->count, .used_count = spec->used },
-                           by_choice = {
-                               .choice = b->choice, .weight = b->weight, .expert_count = spec->count, .used_count = spec->used
-                           };
+    const spk_cuda_routing routing = { .logits = b->logits, .expert_count = spec->count, .used_count = spec->used };
     const spk_cuda_experts_up up = { .source = source,
-                                     .routing = by_logits,
+                                     .routing = routing,
                                      .gate = set->gate,
                                      .up = set->up,
                                      .expert_stride_bytes = set->stride_bytes,
                                      .h = b->h,
                                      .inputs_ready = signals[0],
                                      .routed_ready = signals[1],
-                                     .choice_out = has_signals ? b->choice : NULL,
-                                     .weight_out = has_signals ? b->weight : NULL };
+                                     .is_streamed = is_streamed };
     spk_cuda_launch_experts_up(t->cuda, &up);
-    b->down.routing = has_signals ? by_choice : by_logits;
+    b->down.routing = routing;
     b->down.routed_ready = signals[1];
+    b->down.is_streamed = is_streamed;
     b->down.down = set->down;
     b->down.shared_down = set->shared_down;
     b->down.expert_stride_bytes = set->stride_bytes;
@@ -437,48 +447,47 @@ static void same_layer(const device_case *t, const expert_spec *spec, const laye
         same_floats(t, "routed", a->down.routed[p], b->down.routed[p], spec->hidden);
 }
 
-/* What experts_up tells of its choice, by the logits that the router gave. */
-static void check_told_choice(const device_case *t, const expert_spec *spec, const layer_buffers *b) {
-    const selection want = select_of(result_floats(t, b->logits), spec->count, spec->used);
-    const uint32_t *choice = result_of(t, b->choice);
-    for (uint32_t r = 0; r < spec->used; r++)
-        EXPECT(choice[r] == want.choice[r], "choice_out[%u] is expert %u, want %u", r, choice[r], want.choice[r]);
-    near_floats(t, "weight_out", b->weight, want.weight, want.weight_error, spec->used);
+/* Flags and d_step go on from run to run, as in a session. */
+static uint32_t *take_flags(device_case *t, uint32_t count) {
+    uint32_t *d_flags = take(t, SCRATCH, count * sizeof *d_flags, 0);
+    memset(host_of(t, d_flags), 0, count * sizeof *d_flags);
+    return d_flags;
 }
 
-/* A step that ends greedily, since a signal holds for one step: flags and d_step go on from run to run, as in a session. */
+/* A step that ends greedily, since a signal holds for one step. */
+enum { LAYER_FLAGS = 4 };       /* two of a layer with signals */
 static void check_expert_layer(device_case *t, const expert_set *set) {
     const expert_spec *spec = set->spec;
-    DESCRIBE("experts' layer %s, fused with signals, fused and not", spec->name);
+    DESCRIBE("experts' layer %s, fused with signals, held and streamed, fused and not", spec->name);
     case_begin(t);
     spk_cuda_source source = make_source(t, &source_kinds[S_ADD1], spec->hidden, 0, false, X_RANDOM);
     source.x_out = NULL;
     spk_matrix router = put_matrix(t, SPK_TYPE_F32, spec->count + 1, spec->hidden, W_RANDOM);
-    layer_buffers signalled = take_layer(t, spec), fused = take_layer(t, spec), plain = take_layer(t, spec);
+    layer_buffers signalled = take_layer(t, spec), streamed = take_layer(t, spec), fused = take_layer(t, spec), plain = take_layer(t, spec);
     const spk_cuda_sequence q = take_sequence(t, SCRATCH, 0);
-    uint32_t *flags[2];
-    for (int i = 0; i < 2; i++) {
-        flags[i] = take(t, SCRATCH, sizeof *flags[i], 0);
-        memset(host_of(t, flags[i]), 0, sizeof *flags[i]);
-    }
-    const spk_cuda_signal signals[2] = { { flags[0], q.d_step }, { flags[1], q.d_step } }, none[2] = { { 0 } };
+    uint32_t *flags = take_flags(t, LAYER_FLAGS);
+    spk_cuda_signal signals[LAYER_FLAGS];
+    for (int i = 0; i < LAYER_FLAGS; i++) signals[i] = (spk_cuda_signal){ flags + i, q.d_step };
+    const spk_cuda_signal none[2] = { { 0 } };
     spk_cuda_gemv end = { .source = { .x = signalled.x, .count = spec->hidden },
                           .segments = { { .w = router, .y = take_floats(t, OUTPUT, spec->count + 1) } },
                           .segment_count = 1 };
     end_greedily(t, &end, &q);
     case_record(t);
-    record_fused(t, set, router, source, &signalled, signals);      /* first: its inputs have only just been staged */
-    record_fused(t, set, router, source, &fused, none);
+    record_fused(t, set, router, source, &signalled, signals, false);      /* first: its inputs have only just been staged */
+    record_fused(t, set, router, source, &streamed, signals + 2, true);
+    record_fused(t, set, router, source, &fused, none, false);
     record_plain(t, set, router, source, &plain);
     spk_cuda_launch_gemv(t->cuda, &end);
     case_run(t, 1);
+    same_layer(t, spec, &signalled, &streamed);
     same_layer(t, spec, &signalled, &fused);
     same_layer(t, spec, &signalled, &plain);
-    same_floats(t, "weight_out and top_k", signalled.weight, plain.weight, spec->used);
-    check_told_choice(t, spec, &signalled);
+    const selection want = select_of(result_floats(t, plain.logits), spec->count, spec->used);
+    check_selection(t, &want, plain.choice, plain.weight, spec->used);
     for (int run = 0; run < 2; run++)
-        for (int i = 0; i < 2; i++) {
-            const uint32_t flag = *(const uint32_t *)back_of(t, run, flags[i]),
+        for (int i = 0; i < LAYER_FLAGS; i++) {
+            const uint32_t flag = *(const uint32_t *)back_of(t, run, flags + i),
                            step = *(const uint32_t *)back_of(t, run, q.d_step);
             EXPECT(flag == (uint32_t)run + 1 && step == flag, "after run %d signal %d is %u, and %u steps were counted", run, i,
                    flag, step);

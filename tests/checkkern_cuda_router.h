@@ -1,9 +1,10 @@
 /* tests/checkkern_cuda_router.h - selection among ties: the top_k kernel, the selection inside the expert kernels, and the order
  * of the CPU reference (value descending, ties to the lower index; -0 equals +0), on thousands of tie-heavy cases.
  *
- * Each case is five launches on one vector of logits: top_k; experts_up and experts_down by its choice and weights; the same by
- * logits.  Both ways must give the same bits.  One x serves all cases of a shape, so an expert's h is the same bits wherever it
- * is chosen, and is compared with the reference once; so is its contribution to the routed sum.
+ * Each case is nine launches on one vector of logits: top_k; experts_up and experts_down by its choice and weights and by logits,
+ * each as a session launches them and streamed.  All four ways must give the same bits.  up signals, down awaits, as in a
+ * session.  One x serves all cases of a shape, so an expert's h is the same bits wherever it is chosen, and is compared with the
+ * reference once; so is its contribution to the routed sum.
  */
 #ifndef SPK_CHECKKERN_CUDA_ROUTER_H
 #define SPK_CHECKKERN_CUDA_ROUTER_H
@@ -12,16 +13,25 @@
 
 enum { ROUTER_BATCH = 8 };
 
-typedef struct { expert_spec experts; uint32_t case_count, quick_count; } router_spec;
+/* down_rows: of experts_down, its first rows.  Kernels that hold their weights have a selection of their own: more than 2000
+ * cases for up's (an input of 2048), as many for down's (tiles of 512 or 256 columns). */
+typedef struct { expert_spec experts; uint32_t down_rows, case_count, quick_count; } router_spec;
 static const router_spec router_specs[] = {
-    { { "router", 256, 32, 0, 12, 4, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 904, 16 },
-    { { "router", 256, 32, 0, 128, 8, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 904, 8 },
-    { { "router", 256, 256, 0, 256, 8, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 1504, 0 },
-    { { "router", 256, 32, 0, 512, 10, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 904, 0 },
-    { { "router", 256, 32, 0, 1024, 64, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 504, 0 },
-    { { "router", 256, 32, 0, 64, 64, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 104, 0 },
-    { { "router", 256, 32, 0, 33, 32, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 104, 8 },
-    { { "router", 256, 32, 0, 1, 1, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 16, 8 },
+    { { "up held", 2048, 32, 0, 12, 4, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 504, 8 },
+    { { "up held", 2048, 32, 0, 128, 8, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 504, 8 },
+    { { "up held", 2048, 32, 0, 256, 8, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 904, 0 },
+    { { "up held", 2048, 32, 0, 33, 32, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 104, 8 },
+    { { "up held", 2048, 32, 0, 1, 1, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 16, 8 },
+    { { "down held", 256, 512, 0, 12, 4, SPK_TYPE_Q4_K, SPK_TYPE_Q4_K, 0, false }, 32, 504, 8 },
+    { { "down held", 256, 512, 0, 128, 8, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 32, 504, 8 },
+    { { "down held", 256, 512, 0, 256, 8, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 32, 904, 0 },
+    { { "down held", 256, 256, 0, 21, 20, SPK_TYPE_Q4_K, SPK_TYPE_Q4_K, 0, false }, 64, 104, 8 },
+    { { "down held", 256, 512, 0, 1, 1, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 32, 16, 8 },
+    { { "both held", 2048, 512, 0, 256, 8, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 2048, 40, 0 },
+    { { "streamed", 256, 256, 0, 257, 8, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 256, 104, 0 },
+    { { "streamed", 256, 32, 0, 512, 10, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 504, 0 },
+    { { "streamed", 256, 32, 0, 1024, 64, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 304, 0 },
+    { { "streamed", 256, 32, 0, 64, 64, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 104, 0 },
 };
 
 typedef enum { L_FEW, L_FEW_LARGE, L_EQUAL, L_ZEROS, L_SUBNORMAL, L_RUNS, L_DISTINCT, L_EXTREME, L_COUNT } logit_pattern;
@@ -57,47 +67,62 @@ static void fill_logits(float *logits, uint32_t count, logit_pattern pattern) {
     }
 }
 
-/* Buffers of one case of a batch. */
+/* Bits of a way to route and multiply. */
+enum { BY_LOGITS = 1, STREAMED = 2, WAYS = 4 };
+
+/* One case of a batch. */
 typedef struct {
     const float *logits;
     uint32_t    *choice;
-    float       *weight, *h[2];
-    spk_cuda_experts_down down[2];
+    float       *weight;
+    spk_cuda_experts_up   up[WAYS];
+    spk_cuda_experts_down down[WAYS];
 } router_case;
 
-static router_case make_router_case(device_case *t, const expert_set *set) {
+/* signals [WAYS]: routed_ready of each way. */
+static router_case make_router_case(device_case *t, const expert_set *set, const float *d_x, const spk_cuda_signal *signals) {
     const expert_spec *spec = set->spec;
     router_case c = { .logits = take_staged(t, spec->count),
                       .choice = take(t, OUTPUT, spec->used * 4, 0),
                       .weight = take_floats(t, OUTPUT, spec->used) };
-    for (int i = 0; i < 2; i++) {
-        c.h[i] = take_floats(t, OUTPUT, (uint64_t)spec->used * spec->ff);
-        c.down[i] = (spk_cuda_experts_down){ .down = set->down, .expert_stride_bytes = set->stride_bytes, .h = c.h[i] };
-        take_parts(t, &c.down[i], spec->hidden);
-        c.down[i].routing = (spk_cuda_routing){ .expert_count = spec->count, .used_count = spec->used };
+    for (int way = 0; way < WAYS; way++) {
+        spk_cuda_routing routing = { .expert_count = spec->count, .used_count = spec->used };
+        if (way & BY_LOGITS) {
+            routing.logits = c.logits;
+        } else {
+            routing.choice = c.choice;
+            routing.weight = c.weight;
+        }
+        c.up[way] = (spk_cuda_experts_up){ .source = { .x = d_x, .count = spec->hidden },
+                                           .routing = routing,
+                                           .gate = set->gate,
+                                           .up = set->up,
+                                           .expert_stride_bytes = set->stride_bytes,
+                                           .h = take_floats(t, OUTPUT, (uint64_t)spec->used * spec->ff),
+                                           .routed_ready = signals[way],
+                                           .is_streamed = way & STREAMED };
+        c.down[way] = (spk_cuda_experts_down){ .routing = routing,
+                                               .down = set->down,
+                                               .expert_stride_bytes = set->stride_bytes,
+                                               .h = c.up[way].h,
+                                               .routed_ready = signals[way],
+                                               .is_streamed = way & STREAMED };
+        take_parts(t, &c.down[way], (uint32_t)set->down.row_count);
     }
-    c.down[0].routing.choice = c.choice;
-    c.down[0].routing.weight = c.weight;
-    c.down[1].routing.logits = c.logits;
     return c;
 }
 
-static void record_router_case(device_case *t, const expert_set *set, const router_case *c, const float *d_x) {
+static void record_router_case(device_case *t, const router_case *c) {
+    const spk_cuda_routing *routing = &c->up[0].routing;
     const spk_cuda_top_k top = { .logits = c->logits,
                                  .choice = c->choice,
                                  .weight = c->weight,
-                                 .expert_count = set->spec->count,
-                                 .used_count = set->spec->used };
+                                 .expert_count = routing->expert_count,
+                                 .used_count = routing->used_count };
     spk_cuda_launch_top_k(t->cuda, &top);
-    for (int i = 0; i < 2; i++) {
-        const spk_cuda_experts_up up = { .source = { .x = d_x, .count = set->spec->hidden },
-                                         .routing = c->down[i].routing,
-                                         .gate = set->gate,
-                                         .up = set->up,
-                                         .expert_stride_bytes = set->stride_bytes,
-                                         .h = c->h[i] };
-        spk_cuda_launch_experts_up(t->cuda, &up);
-        spk_cuda_launch_experts_down(t->cuda, &c->down[i]);
+    for (int way = 0; way < WAYS; way++) {
+        spk_cuda_launch_experts_up(t->cuda, &c->up[way]);
+        spk_cuda_launch_experts_down(t->cuda, &c->down[way]);
     }
 }
 
@@ -105,7 +130,7 @@ static void record_router_case(device_case *t, const expert_set *set, const rout
 typedef struct {
     bool    is_known[EXPERTS_MAX];
     float  *h;                   /* [count][ff] as the GPU gave it first */
-    double *y, *y_error;         /* [count][hidden] of D h */
+    double *y, *y_error;         /* [count][down_rows] of D h */
 } expert_table;
 
 /* h of an expert: against the reference when it is first chosen, the same bits ever after. */
@@ -127,8 +152,7 @@ static void check_known(device_case *t, const expert_set *set, expert_table *tab
     memcpy(host_floats(t, d_x), known, spec->ff * sizeof(float));      /* lent for a moment: bounds read staged values */
     const spk_cuda_source source = { .x = d_x, .count = spec->ff, .has_rest = 1 };
     vector_bounds v = source_bounds(t, &source);
-    expect_product(t, &down, &v, true, table->y + (uint64_t)expert * spec->hidden,
-                   table->y_error + (uint64_t)expert * spec->hidden);
+    expect_product(t, &down, &v, true, table->y + expert * down.row_count, table->y_error + expert * down.row_count);
     table->is_known[expert] = true;
     bounds_free(&v);
     free(value), free(error);
@@ -137,24 +161,26 @@ static void check_known(device_case *t, const expert_set *set, expert_table *tab
 static void check_router_case(device_case *t, const expert_set *set, const router_case *c, expert_table *table,
                               const vector_bounds *x, const float *d_lent) {
     const expert_spec *spec = set->spec;
+    static const char *const names[WAYS][2] = {
+        { 0 },
+        { "h by choice and by logits", "routed by choice and by logits" },
+        { "h by choice, held and streamed", "routed by choice, held and streamed" },
+        { "h by choice and by logits, held and streamed", "routed by choice and by logits, held and streamed" }
+    };
     const selection want = select_of(host_floats(t, c->logits), spec->count, spec->used);
-    const uint32_t *choice = result_of(t, c->choice), parts = spk_cuda_experts_down_parts(t->cuda, &set->down, spec->used);
-    double *value = new_doubles(spec->hidden), *error = new_doubles(spec->hidden);
-    bool is_right = true;
-    near_floats(t, "weight", c->weight, want.weight, want.weight_error, spec->used);
-    for (uint32_t r = 0; r < spec->used; r++) {
-        is_right = is_right && choice[r] == want.choice[r];
-        EXPECT(choice[r] == want.choice[r], "place %u has expert %u, want %u", r, choice[r], want.choice[r]);
+    const uint32_t parts = spk_cuda_experts_down_parts(t->cuda, &set->down, spec->used);
+    const uint64_t rows = set->down.row_count;
+    double *value = new_doubles(rows), *error = new_doubles(rows);
+    bool is_right = check_selection(t, &want, c->choice, c->weight, spec->used);
+    for (int way = 1; way < WAYS; way++) {
+        same_floats(t, names[way][0], c->up[0].h, c->up[way].h, (uint64_t)spec->used * spec->ff);
+        for (uint32_t p = 0; p < parts; p++) same_floats(t, names[way][1], c->down[0].routed[p], c->down[way].routed[p], rows);
     }
-    same_floats(t, "h by choice and by logits", c->h[0], c->h[1], (uint64_t)spec->used * spec->ff);
-    for (uint32_t p = 0; p < parts; p++)
-        same_floats(t, "routed by choice and by logits", c->down[0].routed[p], c->down[1].routed[p], spec->hidden);
     for (uint32_t r = 0; r < spec->used && is_right; r++) {
         const uint32_t e = want.choice[r];
-        check_known(t, set, table, x, d_lent, e, c->h[0] + (uint64_t)r * spec->ff);
-        for (uint32_t i = 0; i < spec->hidden; i++) {
-            double y = table->y[(uint64_t)e * spec->hidden + i],
-                   y_error = table->y_error[(uint64_t)e * spec->hidden + i], size = fabs(y) + y_error;
+        check_known(t, set, table, x, d_lent, e, c->up[0].h + (uint64_t)r * spec->ff);
+        for (uint64_t i = 0; i < rows; i++) {
+            double y = table->y[e * rows + i], y_error = table->y_error[e * rows + i], size = fabs(y) + y_error;
             value[i] += want.weight[r] * y;
             error[i] += want.weight[r] * y_error + want.weight_error[r] * size +
                         (spec->used + 3) * (U * want.weight[r] * size + FLOOR);
@@ -166,20 +192,27 @@ static void check_router_case(device_case *t, const expert_set *set, const route
 
 static void check_router_spec(device_case *t, const router_spec *spec, uint32_t case_count) {
     const expert_spec *experts = &spec->experts;
-    DESCRIBE("router %u top-%u", experts->count, experts->used);
+    DESCRIBE("router %u top-%u, %s", experts->count, experts->used, experts->name);
     weights_drop(t);
     case_begin(t);
-    const expert_set set = put_experts(t, experts);
+    expert_set set = put_experts(t, experts);
+    set.down.row_count = spec->down_rows;
     expert_table table = { .h = must(malloc((uint64_t)experts->count * experts->ff * sizeof(float))),
-                           .y = new_doubles((uint64_t)experts->count * experts->hidden),
-                           .y_error = new_doubles((uint64_t)experts->count * experts->hidden) };
+                           .y = new_doubles((uint64_t)experts->count * spec->down_rows),
+                           .y_error = new_doubles((uint64_t)experts->count * spec->down_rows) };
     const float *d_x = take_staged_as(t, experts->hidden, X_RANDOM), *d_lent = take_staged(t, experts->ff);
     const spk_cuda_source source = { .x = d_x, .count = experts->hidden };
     vector_bounds x = source_bounds(t, &source);
+    uint32_t *d_step = take_flags(t, 1), *d_flags = take_flags(t, ROUTER_BATCH * WAYS);
     router_case cases[ROUTER_BATCH];
-    for (uint32_t i = 0; i < ROUTER_BATCH; i++) cases[i] = make_router_case(t, &set);
+    for (uint32_t i = 0; i < ROUTER_BATCH; i++) {
+        spk_cuda_signal signals[WAYS];
+        for (int way = 0; way < WAYS; way++) signals[way] = (spk_cuda_signal){ d_flags + i * WAYS + way, d_step };
+        cases[i] = make_router_case(t, &set, d_x, signals);
+    }
     case_record(t);
-    for (uint32_t i = 0; i < ROUTER_BATCH; i++) record_router_case(t, &set, &cases[i], d_x);
+    for (uint32_t i = 0; i < ROUTER_BATCH; i++) record_router_case(t, &cases[i]);
+    spk_cuda_launch_tick(t->cuda, d_step);
     spk_cuda_step *step = NULL;
     MUST(spk_cuda_step_end(t->cuda, &step, &must_error));
     for (uint32_t done = 0; done < case_count; done += ROUTER_BATCH) {
@@ -187,7 +220,7 @@ static void check_router_spec(device_case *t, const router_spec *spec, uint32_t 
             fill_logits(host_of(t, cases[i].logits), experts->count, (logit_pattern)(i % L_COUNT));
         step_check(t, step, 1);
         for (uint32_t i = 0; i < ROUTER_BATCH; i++) {
-            DESCRIBE("router %u top-%u case=%u logits=%s", experts->count, experts->used, done + i,
+            DESCRIBE("router %u top-%u, %s, case=%u logits=%s", experts->count, experts->used, experts->name, done + i,
                      logit_names[i % L_COUNT]);
             check_router_case(t, &set, &cases[i], &table, &x, d_lent);
         }

@@ -54,11 +54,16 @@ typedef enum {
     FAULT_SECOND_PART,          /* the last rank of the second part is left out */
     FAULT_SHARED_GATE,          /* the shared expert without its sigmoid */
     FAULT_DOWN_BY_CHOICE,       /* by choice, weights are taken as if all were equal */
-    FAULT_CHOICE_OUT,           /* the last rank's choice is not told */
-    FAULT_WEIGHT_OUT,           /* nor its weight */
+    FAULT_HELD_TIES,            /* FAULT_TIE_ORDER in expert kernels, but not streamed */
+    FAULT_STREAMED_TIES,        /* streamed only */
+    FAULT_DOWN_TIES,            /* in experts_down only: not the experts that h is of */
+    FAULT_DOWN_RANK,            /* by logits, a rank of experts_down has the weight of the next */
     FAULT_INPUTS_EARLY,         /* inputs_ready given before the kernel's wait */
-    FAULT_ROUTED_EARLY,         /* routed_ready given before the choice is written */
-    FAULT_NO_SIGNAL,            /* inputs_ready is not given */
+    FAULT_ROUTED_EARLY,         /* routed_ready likewise: the logits are not complete */
+    FAULT_NO_AWAIT,             /* experts_down routes as soon as the step has begun */
+    FAULT_STALE_SIGNAL,         /* and where the step before has given its signal */
+    FAULT_NO_INPUTS_SIGNAL,     /* inputs_ready is not given */
+    FAULT_NO_ROUTED_SIGNAL,     /* nor routed_ready */
     FAULT_STEP,                 /* a greedy end does not count its step */
     FAULT_COUNT
 } host_fault_kind;
@@ -217,7 +222,7 @@ static void host_give(const spk_cuda_signal *s) {
     for (uint32_t i = 0; i < running_step->count && !host_reads_late; i++)
         if (running_step->launches[i].awaited.d_flag == s->d_flag) host_read(&running_step->launches[i]);
 }
-static void give_inputs_early(spk_cuda_step *step);
+static void start_too_early(spk_cuda_step *step);
 
 static spk_status replay(spk_cuda_step *step, spk_error *err) {
     running_step = step;
@@ -227,7 +232,7 @@ static spk_status replay(spk_cuda_step *step, spk_error *err) {
         if (is_given(&step->launches[i].awaited))
             return spk_fail(err, SPK_E_MISMATCH, "launch %u would find its signal set before the step", i);
     }
-    if (has_fault(FAULT_INPUTS_EARLY)) give_inputs_early(step);
+    start_too_early(step);
     for (uint32_t i = 0; i < step->count; i++) {
         recorded *r = &step->launches[i];
         if (r->awaited.d_flag != NULL && !is_given(&r->awaited))
@@ -351,7 +356,7 @@ static void host_rows(const spk_matrix *w, const spk_matrix *up, const host_vect
 
 static void run_gemv(const launch_args *args) {
     const spk_cuda_gemv *g = &args->gemv;
-    if (!has_fault(FAULT_INPUTS_EARLY) && !has_fault(FAULT_NO_SIGNAL)) host_give(&g->inputs_ready);
+    if (!has_fault(FAULT_INPUTS_EARLY) && !has_fault(FAULT_NO_INPUTS_SIGNAL)) host_give(&g->inputs_ready);
     host_vector x = host_source(&g->source, false);
     for (uint32_t i = 0; i < g->segment_count; i++)          /* as the GPU's launch asserts */
         assert(g->segments[i].up.data == NULL || g->segments[i].up.type == g->segments[i].w.type);
@@ -374,10 +379,6 @@ void spk_cuda_launch_gemv(spk_cuda *cuda, const spk_cuda_gemv *args) {
     recorded *r = record(cuda, run_gemv);
     r->args.gemv = *args;
     if (args->greedy != NULL) r->sequence = *args->greedy;
-}
-static void give_inputs_early(spk_cuda_step *step) {
-    for (uint32_t i = 0; i < step->count; i++)
-        if (step->launches[i].run == run_gemv) host_give(&step->launches[i].args.gemv.inputs_ready);
 }
 
 static void run_norm(const launch_args *args) {
@@ -422,17 +423,17 @@ void spk_cuda_launch_embed(spk_cuda *cuda, const spk_cuda_embed *args) { record(
 
 /* ---- Experts ---- */
 
-static bool goes_before(const float *logits, uint32_t a, uint32_t b) {
+static bool goes_before(const float *logits, uint32_t a, uint32_t b, bool is_higher_first) {
     if (logits[a] != logits[b]) return logits[a] > logits[b];
     if (has_fault(FAULT_MINUS_ZERO) && signbit(logits[a]) != signbit(logits[b])) return signbit(logits[b]) != 0;
-    return has_fault(FAULT_TIE_ORDER) ? a > b : a < b;
+    return is_higher_first ? a > b : a < b;
 }
-static void host_select(const float *logits, uint32_t n, uint32_t k, uint32_t *choice, float *weight) {
+static void host_select(const float *logits, uint32_t n, uint32_t k, bool is_higher_first, uint32_t *choice, float *weight) {
     bool taken[1024] = { false };
     float sum = 0;
     for (uint32_t r = 0; r < k; r++) {
         uint32_t best = n;
-        for (uint32_t i = 0; i < n; i++) if (!taken[i] && (best == n || goes_before(logits, i, best))) best = i;
+        for (uint32_t i = 0; i < n; i++) if (!taken[i] && (best == n || goes_before(logits, i, best, is_higher_first))) best = i;
         taken[best] = true;
         choice[r] = best;
         sum += weight[r] = expf(logits[best] - logits[choice[0]]);
@@ -440,9 +441,12 @@ static void host_select(const float *logits, uint32_t n, uint32_t k, uint32_t *c
     for (uint32_t i = 0; has_fault(FAULT_WEIGHTS) && i < n; i++) if (!taken[i]) sum += expf(logits[i] - logits[choice[0]]);
     for (uint32_t r = 0; r < k; r++) weight[r] /= sum;
 }
-static void host_route(const spk_cuda_routing *a, uint32_t *choice, float *weight) {
+static bool is_higher_first(bool is_streamed) {
+    return has_fault(FAULT_TIE_ORDER) || has_fault(is_streamed ? FAULT_STREAMED_TIES : FAULT_HELD_TIES);
+}
+static void host_route(const spk_cuda_routing *a, bool is_higher_first, uint32_t *choice, float *weight) {
     if (a->logits != NULL) {
-        host_select(a->logits, a->expert_count, a->used_count, choice, weight);
+        host_select(a->logits, a->expert_count, a->used_count, is_higher_first, choice, weight);
         return;
     }
     for (uint32_t r = 0; r < a->used_count; r++)
@@ -452,18 +456,10 @@ static void host_route(const spk_cuda_routing *a, uint32_t *choice, float *weigh
 }
 static void run_top_k(const launch_args *args) {
     const spk_cuda_top_k *a = &args->top_k;
-    host_select(a->logits, a->expert_count, a->used_count, a->choice, a->weight);
+    host_select(a->logits, a->expert_count, a->used_count, has_fault(FAULT_TIE_ORDER), a->choice, a->weight);
 }
 void spk_cuda_launch_top_k(spk_cuda *cuda, const spk_cuda_top_k *args) { record(cuda, run_top_k)->args.top_k = *args; }
 
-static void publish(const spk_cuda_experts_up *a, const uint32_t *choice, const float *weight) {
-    const uint32_t used = a->routing.used_count;
-    if (a->routed_ready.d_flag == NULL) return;
-    if (has_fault(FAULT_ROUTED_EARLY)) host_give(&a->routed_ready);
-    memcpy(a->choice_out, choice, (has_fault(FAULT_CHOICE_OUT) ? used - 1 : used) * sizeof *choice);
-    memcpy(a->weight_out, weight, (has_fault(FAULT_WEIGHT_OUT) ? used - 1 : used) * sizeof *weight);
-    if (!has_fault(FAULT_ROUTED_EARLY)) host_give(&a->routed_ready);
-}
 static void read_up(recorded *r) {
     host_vector_free(&r->x);
     r->x = host_source(&r->args.up.source, false);
@@ -472,8 +468,8 @@ static void run_experts_up(const launch_args *args) {
     const spk_cuda_experts_up *a = &args->up;
     uint32_t choice[64];
     float weight[64];
-    host_route(&a->routing, choice, weight);
-    publish(a, choice, weight);
+    if (!has_fault(FAULT_ROUTED_EARLY) && !has_fault(FAULT_NO_ROUTED_SIGNAL)) host_give(&a->routed_ready);
+    host_route(&a->routing, is_higher_first(a->is_streamed), choice, weight);
     host_vector x = running->x;
     for (uint32_t r = 0; r < a->routing.used_count; r++) {
         spk_matrix gate = a->gate, up = a->up;
@@ -495,7 +491,14 @@ uint32_t spk_cuda_experts_down_parts(const spk_cuda *cuda, const spk_matrix *dow
     (void)cuda;
     return used_count > 1 && down->row_count <= 256 ? 2 : 1;
 }
-static void read_down(recorded *r) { host_route(&r->args.down.routing, r->choice, r->weight); }
+static void read_down(recorded *r) {
+    const spk_cuda_experts_down *a = &r->args.down;
+    const uint32_t used = a->routing.used_count;
+    host_route(&a->routing, is_higher_first(a->is_streamed) || has_fault(FAULT_DOWN_TIES), r->choice, r->weight);
+    if (!has_fault(FAULT_DOWN_RANK) || a->routing.logits == NULL) return;
+    const float first = r->weight[0];
+    for (uint32_t i = 0; i < used; i++) r->weight[i] = i + 1 < used ? r->weight[i + 1] : first;
+}
 static void run_experts_down(const launch_args *args) {
     const spk_cuda_experts_down *a = &args->down;
     const uint32_t used = a->routing.used_count, parts = spk_cuda_experts_down_parts(NULL, &a->down, used);
@@ -543,6 +546,19 @@ void spk_cuda_launch_experts_down(spk_cuda *cuda, const spk_cuda_experts_down *a
     r->args.down = *args;
     r->read = read_down;
     r->awaited = args->routed_ready;
+}
+
+/* Before any kernel of the step has run: what faults do then. */
+static void start_too_early(spk_cuda_step *step) {
+    for (uint32_t i = 0; i < step->count; i++) {
+        recorded *r = &step->launches[i];
+        const spk_cuda_signal *s = &r->awaited;
+        if (has_fault(FAULT_INPUTS_EARLY) && r->run == run_gemv) host_give(&r->args.gemv.inputs_ready);
+        if (has_fault(FAULT_ROUTED_EARLY) && r->run == run_experts_up) host_give(&r->args.up.routed_ready);
+        if (r->run != run_experts_down || s->d_flag == NULL) continue;
+        const bool was_given = *s->d_step > 0 && *s->d_flag == *s->d_step;
+        if (has_fault(FAULT_NO_AWAIT) || (has_fault(FAULT_STALE_SIGNAL) && was_given)) host_read(r);
+    }
 }
 
 /* ---- Sampling: recorded by sessions, but no test here draws ---- */

@@ -90,7 +90,8 @@ static void test_every_fusion_gives_the_same_logits(void) {
 static void test_a_wrong_kernel_shows(void) {
     static const uint32_t tokens[TOKEN_COUNT] = { 17, 900, 3, 3, 1500, 42, 0, 271, 1999, 5, 700, 8 };
     static const host_fault_kind faults[] = { FAULT_HEAD_MAP, FAULT_ATTEND_LAST, FAULT_EXPERT_STRIDE, FAULT_SHARED_GATE,
-                                              FAULT_WEIGHT_OUT, FAULT_INPUTS_EARLY, FAULT_ROUTED_EARLY };
+                                              FAULT_DOWN_RANK, FAULT_INPUTS_EARLY, FAULT_ROUTED_EARLY, FAULT_NO_AWAIT,
+                                              FAULT_STALE_SIGNAL };
     evaluation ref = evaluate(MODELS[0], SPK_BACKEND_REF, 0, tokens);
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         host_fault = faults[i];
@@ -105,7 +106,9 @@ static void test_a_wrong_kernel_shows(void) {
 
 /* A signal that is not given, and one that the step before has left set: on a GPU the first hangs and the second lies. */
 static void test_a_wrong_signal_ends_the_step(void) {
-    static const struct { host_fault_kind fault; uint32_t token_count; } cases[] = { { FAULT_NO_SIGNAL, 1 }, { FAULT_STEP, 2 } };
+    static const struct { host_fault_kind fault; uint32_t token_count; } cases[] = {
+        { FAULT_NO_INPUTS_SIGNAL, 1 }, { FAULT_NO_ROUTED_SIGNAL, 1 }, { FAULT_STEP, 2 }
+    };
     static const uint32_t tokens[2] = { 17, 900 };
     spk_error err = { 0 };
     spk_model *model = NULL;

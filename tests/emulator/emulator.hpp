@@ -80,7 +80,7 @@ struct cta {
     std::vector<thread> threads;
     std::vector<warp>   warps;
     uint32_t  alive, at_barrier, barrier_count; /* barrier_count: barriers passed, for races.cpp */
-    uint32_t  ready_warps, polling;             /* polling: threads that ask again and again */
+    uint32_t  ready_warps, polling, giving_way; /* polling: threads that ask again and again */
     bool      has_started, has_released, is_patient;    /* is_patient: it only polled, last time */
     std::vector<uint8_t> static_shared;         /* while another CTA runs */
     uint8_t  *shared;                           /* dynamic */
@@ -119,6 +119,7 @@ void     run(std::deque<grid> &queue);          /* all of them, in stream order 
 void     wait_here(const char *what, const char *file, int line);   /* until somebody makes the thread ready */
 void     make_ready(thread &t);
 void     poll(const char *what);                /* nothing yet: others first */
+void     give_way();                            /* something new: those that it lets go on may go first */
 
 rendezvous &arrive(operation kind, uint32_t mask, void *mine, const char *file, int line);
 void        depart(rendezvous &r);              /* by the last lane to arrive: the others go on */

@@ -18,7 +18,7 @@ namespace emulator {
 thread *self;
 grid   *running;
 const char WAITS_FOR_CTA[] = "__syncthreads", WAITS_FOR_CLUSTER[] = "the cluster's barrier", WAITS_FOR_GRID[] = "griddepcontrol.wait",
-           POLLS[] = "a poll", ENDED[] = "its end";
+           POLLS[] = "a poll", WAY[] = "its turn", ENDED[] = "its end";
 
 namespace {
 
@@ -163,6 +163,15 @@ void poll(const char *what) {
     wait_here(POLLS, what, 0);
 }
 
+/* Whoever may start now, or has polled for what is there now, may go first. */
+void give_way() {
+    if (settings().seed == 0) return;
+    for (grid *g : resident)
+        for (cta *c : g->ctas) c->is_patient = false;
+    self->block->giving_way++;
+    wait_here(WAY, nullptr, 0);
+}
+
 /* ---- Meeting ---- */
 
 const char *name_of(operation kind) {
@@ -252,9 +261,9 @@ void cluster_wait(const char *file, int line) {
 /* ---- Launch edges ---- */
 
 void release_dependents() {
-    if (self->block->has_released) return;
+    if (!self->block->has_released) running->released++;
     self->block->has_released = true;
-    running->released++;
+    give_way();
 }
 void wait_for_predecessor() {
     while (running->before != nullptr) wait_here(WAITS_FOR_GRID, nullptr, 0);
@@ -396,10 +405,10 @@ static void run_cta(cta &c) {
     set_self(nullptr);
     shared_leave(c);
     c.is_patient = c.polling > 0;
-    if (c.polling == 0) return;
-    c.polling = 0;
+    if (c.polling == 0 && c.giving_way == 0) return;
+    c.polling = c.giving_way = 0;
     for (thread &t : c.threads)
-        if (t.waits_in == POLLS) make_ready(t);
+        if (t.waits_in == POLLS || t.waits_in == WAY) make_ready(t);
 }
 
 [[noreturn]] static void report_deadlock() {
@@ -435,7 +444,10 @@ static cta *choose_cta() {
     }
     if (ready.empty()) return nullptr;
     if (is_random()) return ready[random_below((uint32_t)ready.size())];
-    return is_eager() ? ready.back() : ready.front();
+    if (!is_eager()) return ready.front();
+    for (size_t i = ready.size(); i-- > 0;)
+        if (!ready[i]->has_released) return ready[i];        /* successors wait for it */
+    return ready.back();
 }
 
 /* A grid with a programmatic edge starts once every CTA of the one before it has let it, any other once nothing runs. */
