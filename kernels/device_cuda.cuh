@@ -3,8 +3,8 @@
  * Launch edges.  Kernels of a step form one chain with programmatic launch edges (sm_90 and later; plain edges before).
  * A kernel lets its successor start (chain_release), issues loads that depend on nothing written just before it, then waits
  * until its predecessor is complete (chain_wait) and only then reads activations.  A successor that fits beside its predecessor
- * has its loads in flight while that one runs, so shared memory is limited to about half of an SM's.  Registers are limited so
- * only where weights are held in them (held_*_cuda.cu): the streaming kernels measured faster with more (NOTES.md #14).
+ * has its loads in flight while that one runs, so shared memory is limited to about half of an SM's, and registers where weights are
+ * held (held_*_cuda.cu): the streaming kernels measured faster with more (NOTES.md #14).
  *
  * What may be read before the wait: weights, whatever the step before wrote (states, caches, the position), since steps are
  * separate launches and those are ordered whole, and what a signal vouches for.

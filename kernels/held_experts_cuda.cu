@@ -1,13 +1,14 @@
-/* kernels/held_experts_cuda.cu - routed experts of one token, tiles held in registers.
+/* kernels/held_experts_cuda.cu - routed experts of one token, a warp's tiles at once in shared memory.
  *
  * Maths      as experts_cuda.cu, of which this is the short form: x of 2048 for gate and up; for down, h in tiles that a warp
  *            each takes, all of them at once
  * Bytes      Qwen3.6, Q4_K gate and up, Q5_K down: 9.4 MB and 5.8 MB a layer, plus 0.6 MB of the shared expert
  * Launch     up: a warp takes a gate and an up tile of one expert.  It selects for itself, only as far as its own rank, and asks for
  *            its tiles at once; x was prepared while the logits were being made
- *            down: a CTA takes one row group of all ranks of its part and of the shared expert, a warp one tile, which is on its way
- *            while up still runs; tiles and then ranks are added in order
- * Resources  at most 168 registers a thread, and half of an SM's for Q4_K; shared memory for x, or for a warp's own piece of h
+ *            down: a CTA takes one row group of all ranks of its part and of the shared expert, a warp one tile.  It selects for itself,
+ *            too, as soon as a signal says that the logits are there, so that its tiles come while up still runs; tiles and then
+ *            ranks are added in order
+ * Resources  at most 80 registers a thread for common types, since neighbours in the chain need their share of an SM
  * Reference  experts_cuda.cu: the same bits (tests/checkkern compares both with spk_kernels)
  */
 #include <assert.h>
@@ -100,7 +101,7 @@ template <uint32_t LANES, uint32_t WARPS> __host__ __device__ constexpr uint32_t
 }
 
 /* Registers of a thread.  An SM's quarters have 16384 each, and one of them gets three of nine warps: 80 is what leaves room beside
- * two warps of 128, which up and the next product have there.  96 would do for two CTAs of this kernel alone. */
+ * two warps of 128 or three of 80, which the neighbours have there. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 #define DOWN_REGISTERS (LANES == 2 && TYPES == Q4_K ? 96 : 168)     /* what fits without spilling */
 #else

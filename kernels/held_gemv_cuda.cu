@@ -1,11 +1,11 @@
-/* kernels/held_gemv_cuda.cu - matrix times vector for one token, weights held in registers when the vector comes.
+/* kernels/held_gemv_cuda.cu - matrix times vector for one token, tiles held in shared memory when the vector comes.
  *
  * Maths      as gemv_cuda.cu, of which this is the short form: rows one tile wide, tiles of one matrix type or a set of types,
  *            up to two rows of floats a CTA that ride along
  * Bytes      qkv + z of Qwen3.6 in Q4_K, 12288 rows of 2048: 14.2 MB; its output projection, 2048 rows of 4096: 4.7 MB
  * Launch     one CTA an SM, of 8 to 16 warps; as many threads as there are eights in x prepare it.  A warp's first one or two tiles are
- *            on their way before chain_wait, into registers or shared memory; later ones are asked for when those are done
- * Resources  half of an SM's registers; 11 or 20 KiB of shared memory, and a tile a warp
+ *            on their way before chain_wait; later ones are asked for when those are done
+ * Resources  about half of an SM's registers; 11 or 20 KiB of shared memory, and the tiles of each warp
  * Reference  gemv_cuda.cu: the same bits (tests/checkkern compares both with spk_kernels.matmul)
  */
 #include "kernels/backend_cuda.cuh"

@@ -1,4 +1,4 @@
-/* kernels/held_launch_cuda.cuh - launches of kernels that hold their weights in registers.  False: not for this shape, nothing
+/* kernels/held_launch_cuda.cuh - launches of kernels that hold their weights when their input comes.  False: not for this shape, nothing
  * was launched, and the streaming kernel takes it. */
 #ifndef SPK_HELD_LAUNCH_CUDA_CUH
 #define SPK_HELD_LAUNCH_CUDA_CUH

@@ -5,7 +5,7 @@
  * Integer parts are exact: with has_rest a group's sum is 254 q + r, at most 32 * 240 * (254 * 127 + 127) < 2^28 (nibbles
  * in the high half of a byte count 16 fold); Q8_0 likewise < 2^28.
  *
- * Loops are rolled, which measured faster (NOTES.md #16).
+ * Loops are rolled, which measured faster twice (NOTES.md #16, #24).
  *
  * Must equal the reference on the same codes within (16 + 8) * 2^-24 * sum |terms| a super-block: 8 or 16 group terms, each
  * a conversion, two multiplications and one addition, then two products with the block's factors.
@@ -56,7 +56,7 @@ __device__ __forceinline__ uint4 high_nibbles(const uint4 &v) {
 }
 
 /* Where a lane's bytes of a tile are: plane(i) is its 16 bytes of plane i, tail() the two of a Q6_K tile behind the planes.
- * Loops over them stay rolled (NOTES.md #16) unless registers hold them, which cannot be indexed. */
+ * Loops over them stay rolled (NOTES.md #16). */
 struct shared_tile {
     static constexpr int UNROLL = 1;
     const uint8_t *tile;

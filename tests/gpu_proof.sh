@@ -117,6 +117,9 @@ test_program() {        # PATH ARGUMENT...
     keep_table "$what"
 }
 if wants 0; then
+    # Where make has not unpacked it: tests are looked for beside the tools.
+    bf16=build/models/tiny-qwen36-bf16.gguf
+    [ -f $bf16 ] || { mkdir -p build/models && zstd -q -d -f -o $bf16 tests/models/tiny-qwen36-bf16.gguf.zst; } 2>/dev/null
     for program in "$tbin"/gpu_*; do
         if [ -x "$program" ]; then test_program "$program"; fi
     done

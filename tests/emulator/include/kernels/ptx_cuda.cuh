@@ -18,8 +18,11 @@ inline uint32_t shared_address(const void *p) { return emulator::shared_address_
 inline void griddepcontrol_wait() { emulator::wait_for_predecessor(); }
 inline void griddepcontrol_launch_dependents() { emulator::release_dependents(); }
 
-/* Whoever asks for what another CTA gives lets that one run first. */
-inline void store_release(uint32_t *to, uint32_t value) { *to = value; }
+/* Whoever asks for what another CTA gives lets that one run first, and whoever gives it those that have asked. */
+inline void store_release(uint32_t *to, uint32_t value) {
+    *to = value;
+    emulator::give_way();
+}
 inline uint32_t load_acquire(const uint32_t *from) {
     emulator::poll("ld.acquire");
     return *from;
