@@ -3,10 +3,11 @@
  * Maths      up: h[r] = silu(G_e x) * (U_e x), e the r-th of the chosen;
  *            down: routed = sum_r weight_r D_e h[r], shared = sigmoid(g) S h_shared
  * Bytes      Qwen3.6, Q4_K gate and up, Q5_K down: 9.4 MB and 5.8 MB a layer, plus 0.6 MB of the shared expert
- * Launch     up: a warp takes a gate and an up tile; weights are asked for as soon as the choice is known, which down is told
- *            then.  x is prepared while the logits are still being made.
- *            down: has all its weights in flight while up still runs, where it is told the choice.  A CTA takes one row group of
- *            all ranks of its part and of the shared expert, a warp one tile of one rank with its own piece of h; the CTA adds
+ * Launch     up: a warp takes a gate and an up tile; weights are asked for as soon as the choice is known.  x is prepared while the
+ *            logits are still being made.
+ *            down: selects for itself when a signal says that the logits are there, so that all its weights are in flight while up
+ *            still runs.  A CTA takes one row group of all ranks of its part and of the shared expert, a warp one tile of one rank
+ *            with its own piece of h; the CTA adds
  *            the tiles and then the ranks in order: no atomics on floats, so the same token twice gives the same bits
  * Reference  spk_kernels.top_k, matmul, swiglu, add_scaled; tolerances in input_cuda.cuh and tile_cuda.cuh
  */
@@ -254,6 +255,7 @@ void spk_cuda_launch_experts_down(spk_cuda *cuda, const spk_cuda_experts_down *a
     down_args a = {};
     (down_ends &)a = down_ends_of(cuda, args);
     a.routed = { make_row_matrix(args->down), args->h, (uint32_t)args->down.col_count, 1 };
+    a.shared.units_per_cta = a.shared.m.piece_count = 1;      /* of none: a warp without a job divides by them */
     if (args->shared_down.data != nullptr) a.shared = { make_row_matrix(args->shared_down), args->shared_h, (uint32_t)args->shared_down.col_count, 1 };
     /* Whole units of both matrices; rows of a unit are powers of two. */
     a.rows_per_cta = std::max(a.routed.m.rows_per_unit(), a.shared.m.data != nullptr ? a.shared.m.rows_per_unit() : 1);

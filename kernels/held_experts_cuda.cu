@@ -88,7 +88,7 @@ struct down_side {
     const float   *h;                    /* of the first slot; slots are column_count apart */
     uint32_t       column_count, unit_stride, piece_stride, piece_count, type;
 };
-struct down_args : down_ends {           /* routing: choice and weight */
+struct down_args : down_ends {
     down_side routed, shared;
     uint32_t  row_count;
 };

@@ -25,7 +25,7 @@ static const router_spec router_specs[] = {
     { { "down held", 256, 512, 0, 12, 4, SPK_TYPE_Q4_K, SPK_TYPE_Q4_K, 0, false }, 32, 504, 8 },
     { { "down held", 256, 512, 0, 128, 8, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 32, 504, 8 },
     { { "down held", 256, 512, 0, 256, 8, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 32, 904, 0 },
-    { { "down held", 256, 256, 0, 21, 20, SPK_TYPE_Q4_K, SPK_TYPE_Q4_K, 0, false }, 64, 104, 8 },
+    { { "down held", 256, 256, 0, 21, 19, SPK_TYPE_Q4_K, SPK_TYPE_Q4_K, 0, false }, 64, 104, 8 },
     { { "down held", 256, 512, 0, 1, 1, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 32, 16, 8 },
     { { "both held", 2048, 512, 0, 256, 8, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 2048, 40, 0 },
     { { "streamed", 256, 256, 0, 257, 8, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 256, 104, 0 },
