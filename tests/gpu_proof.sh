@@ -244,9 +244,9 @@ bench() {               # TITLE ARGUMENT...
     keep_table "$title"
     return $rc
 }
-speed() {               # NAME CONTEXTS PACK...: of the first pack's report the rows, of the second one the speeds
-    local name=$1 contexts=$2
-    shift 2
+speed() {               # NAME PACK...: of the first pack's report the rows, of the second one the speeds
+    local name=$1
+    shift
     if ! bench "spk-bench $name" --contexts $contexts --tokens $tokens --prompt 512 --repeats 3 "$@"; then
         row 3 FAIL "$name: spk-bench" "$(tail -n 1 "$log")"
         return 1
@@ -284,7 +284,7 @@ load() {                # NAME PACK
 }
 switches() {            # NAME PACK
     if [ "$backend" != cuda ]; then row 3 SKIP "$1: what each switch is worth" "needs a GPU"; return; fi
-    if bench "switches of $1" --ab $switch_names,all --contexts 128 --tokens $tokens --repeats 3 "$2"
+    if bench "switches of $1" --ab $switch_names,all --contexts 128,4096 --tokens $tokens --repeats 3 "$2"
     then row 3 ok "$1: every switch gives the same bits" "table below"
     else row 3 FAIL "$1: every switch gives the same bits" "$(tail -n 1 "$log")"; fi
 }
@@ -317,7 +317,7 @@ elif full_size; then
         if wants 4; then load "qwen36 safe" "$safe"; fi
         if wants 3; then
             cat "${packs[@]}" >/dev/null
-            if speed "qwen36 safe" $contexts "${packs[@]}" && [ "$backend" = cuda ]; then
+            if speed "qwen36 safe" "${packs[@]}" && [ "$backend" = cuda ]; then
                 at_128=$(rate 0 128) at_4096=$(rate 0 4096)
                 row 3 "$(verdict "$at_128 >= $SAFE_128_MIN")" "qwen36 safe: decode at 128" "$at_128 tok/s of at least $SAFE_128_MIN"
                 row 3 "$(verdict "$at_4096 >= $SAFE_4096_SHARE_MIN * $at_128")" "qwen36 safe: decode at 4096" \
@@ -335,7 +335,7 @@ elif full_size; then
         [ -n "$keep" ] || rm -f "$work/qwen30.gguf"
         if wants 2; then layers_against_ref "qwen30 native" "$native"; fi
         if wants 3; then
-            speed "qwen30 native" 128,4096 "$native"
+            speed "qwen30 native" "$native"
             account "qwen30 native" "$native"
         fi
     fi
