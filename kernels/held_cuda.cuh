@@ -1,8 +1,9 @@
 /* kernels/held_cuda.cuh - a warp's tiles held in shared memory, and the input vector prepared in one pass of the CTA.
  *
  * A kernel that holds its weights has asked for them, all that it has at a time, before its input is there, and leaves its successor's
- * CTA room on the SM.  They come by bulk copies: behind loads of weights into registers, those of x arrived late (NOTES.md #20).  It is for rows that are one tile wide and fit a few to a warp; everything else is streamed
- * (ring_cuda.cuh).  Sums are made in the same order: same bits.
+ * CTA room on the SM.  They come by bulk copies: behind loads of weights into registers, those of x arrived late (NOTES.md #20).
+ * It is for rows that are one tile wide and fit a few to a warp; everything else is streamed (ring_cuda.cuh).  Sums are made in the
+ * same order: same bits.
  */
 #ifndef SPK_HELD_CUDA_CUH
 #define SPK_HELD_CUDA_CUH
