@@ -83,6 +83,7 @@ typedef struct {
 typedef struct {
     const char                 *path;
     bool                        replace;         /* else an existing path is SPK_E_EXISTS */
+    struct spk_outfile         *file;            /* begun at path: taken over in every case; NULL: it is begun here */
     uint32_t                    version;         /* 2 or 3 */
     uint64_t                    alignment_bytes; /* must agree with general.alignment in kv_bytes, 32 if absent */
     const uint8_t              *kv_bytes;        /* serialised entries, borrowed until begin returns */

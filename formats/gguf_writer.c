@@ -136,22 +136,26 @@ static spk_status write_head(const spk_gguf_writer_options *o, spk_gguf_writer *
 }
 
 spk_status spk_gguf_writer_begin(const spk_gguf_writer_options *options, spk_gguf_writer **out, spk_error *err) {
-    SPK_TRY(check_options(options, err));
-    SPK_TRY(check_names(options, err));
-    spk_status       status = SPK_OK;
-    spk_gguf_writer *writer = calloc(1, sizeof *writer);
+    spk_status       status = check_options(options, err);
+    spk_gguf_writer *writer = NULL;
+    if (status == SPK_OK) status = check_names(options, err);
+    if (status == SPK_OK) writer = calloc(1, sizeof *writer);
     if (writer != NULL) {
+        writer->file = options->file;
         writer->path = strdup(options->path);
         writer->spans = calloc(options->tensor_count + 1, sizeof *writer->spans);  /* + 1: there may be none */
         writer->tensor_count = options->tensor_count;
         writer->alignment_bytes = options->alignment_bytes;
         writer->identity = options->identity;
+    } else {
+        spk_outfile_abort(options->file);
     }
-    if (writer == NULL || writer->path == NULL || writer->spans == NULL)
+    if (status == SPK_OK && (writer == NULL || writer->path == NULL || writer->spans == NULL))
         status = spk_fail(err, SPK_E_MEMORY, "%s: out of memory", options->path);
     if (status == SPK_OK && options->identity != NULL) status = spk_digester_create(&writer->digester, err);
     if (status == SPK_OK) status = place_tensors(options, writer, err);
-    if (status == SPK_OK) status = spk_outfile_create(options->path, options->replace, writer->end, &writer->file, err);
+    if (status == SPK_OK && writer->file != NULL) status = spk_outfile_expect(writer->file, writer->end, err);
+    else if (status == SPK_OK) status = spk_outfile_create(options->path, options->replace, writer->end, &writer->file, err);
     if (status == SPK_OK) status = write_head(options, writer, err);
     if (status == SPK_OK)
         *out = writer;

@@ -35,7 +35,9 @@ struct spk_outfile {
     bool        replace, has_old;
     bool        is_new;             /* the temporary file was not there before */
     bool        keeps;              /* what an earlier run left in the temporary file */
-    uint64_t    expected_bytes;
+    _Atomic bool is_touched;        /* something was to be written */
+    uint64_t    expected_bytes;     /* 0: not known */
+    _Atomic uint64_t end_bytes;     /* of the farthest write */
     struct stat old;                /* what is replaced, if there is something */
     char       *path;               /* where the file goes, links resolved */
     char       *temp_path;
@@ -168,7 +170,7 @@ static spk_status take_temp(spk_outfile *file, mode_t mode, spk_error *err) {
     if (status == SPK_OK && is_there && (is_new || file->keeps)) {
         file->fd = fd;
         file->is_new = is_new;
-        enter_signal_slot(file);
+        if (is_new) enter_signal_slot(file);
         return SPK_OK;
     }
     /* What a run that was killed left goes, to start clean; so does what we have made ourselves and cannot use. */
@@ -197,31 +199,49 @@ static spk_status create_temp(spk_outfile *file, spk_error *err) {
     return SPK_OK;
 }
 
-/* "needs N bytes, but ..." */
-static spk_status fail_full(const spk_outfile *file, spk_error *err) {
+/* What the file may take: what is free, and what it has by now.  False where it cannot be asked for. */
+static bool find_available(const spk_outfile *file, uint64_t *bytes) {
     struct statvfs fs;
-    struct rlimit  limit;
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < file->expected_bytes)
+    struct stat    info;
+    if (fstatvfs(file->fd, &fs) != 0 || fstat(file->fd, &info) != 0) return false;
+    if (__builtin_mul_overflow((uint64_t)fs.f_bavail, (uint64_t)fs.f_frsize, bytes) ||
+        __builtin_add_overflow((uint64_t)info.st_blocks * 512, *bytes, bytes))
+        *bytes = UINT64_MAX;
+    return true;
+}
+
+/* What files of this process may have; UINT64_MAX: there is no limit. */
+static uint64_t size_limit(void) {
+    struct rlimit limit;
+    bool is_limited = getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    return is_limited ? (uint64_t)limit.rlim_cur : UINT64_MAX;
+}
+
+/* "needs N bytes, but ..." */
+static spk_status fail_full(const spk_outfile *file, uint64_t needed_bytes, bool is_quota, spk_error *err) {
+    uint64_t available;
+    if (size_limit() < needed_bytes)
         return spk_fail(err, SPK_E_SPACE, "%s: needs %" PRIu64 " bytes, but files of this process may have only %" PRIu64
-                        " (ulimit -f)", file->path, file->expected_bytes, (uint64_t)limit.rlim_cur);
-    uint64_t available = fstatvfs(file->fd, &fs) == 0 ? (uint64_t)fs.f_bavail * fs.f_frsize : 0;
+                        " (ulimit -f)", file->path, needed_bytes, size_limit());
+    if (is_quota)
+        return spk_fail(err, SPK_E_SPACE, "%s: needs %" PRIu64 " bytes, but the disk quota is used up", file->path, needed_bytes);
+    if (!find_available(file, &available))
+        return spk_fail(err, SPK_E_SPACE, "%s: needs %" PRIu64 " bytes, but the file system is full", file->path, needed_bytes);
     return spk_fail(err, SPK_E_SPACE, "%s: needs %" PRIu64 " bytes, but the file system has only %" PRIu64
-                    " bytes available", file->path, file->expected_bytes, available);
+                    " bytes available", file->path, needed_bytes, available);
 }
 
 static spk_status check_space(const spk_outfile *file, spk_error *err) {
-    struct statvfs fs;
-    struct stat    info;
-    struct rlimit  limit;
-    if (fstatvfs(file->fd, &fs) != 0 || fstat(file->fd, &info) != 0)
-        return spk_fail(err, SPK_E_IO, "%s: cannot ask for free space: %s", file->path, strerror(errno));
     uint64_t available;
-    bool is_limited = getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
-    if (is_limited && limit.rlim_cur < file->expected_bytes) return fail_full(file, err);
-    if (__builtin_mul_overflow((uint64_t)fs.f_bavail, (uint64_t)fs.f_frsize, &available) ||
-        __builtin_add_overflow((uint64_t)info.st_blocks * 512, available, &available))   /* what is kept takes no more */
-        return SPK_OK;
-    return available >= file->expected_bytes ? SPK_OK : fail_full(file, err);
+    if (!find_available(file, &available))
+        return spk_fail(err, SPK_E_IO, "%s: cannot ask for free space: %s", file->path, strerror(errno));
+    if (available >= file->expected_bytes && size_limit() >= file->expected_bytes) return SPK_OK;
+    return fail_full(file, file->expected_bytes, false, err);
+}
+
+/* What --resume may go on from stays until it is written to. */
+static void remove_temp(const spk_outfile *file) {
+    if (!file->keeps || file->is_new || file->is_touched) (void)unlink(file->temp_path);
 }
 
 static spk_status begin(const char *path, bool replace, bool keeps, uint64_t expected_bytes, spk_outfile **out,
@@ -239,7 +259,7 @@ static spk_status begin(const char *path, bool replace, bool keeps, uint64_t exp
         *out = file;
         return SPK_OK;
     }
-    if (file->fd >= 0 && (!keeps || file->is_new)) (void)unlink(file->temp_path);
+    if (file->fd >= 0) remove_temp(file);
     free_outfile(file);
     return status;
 }
@@ -254,17 +274,31 @@ spk_status spk_outfile_reopen(const char *path, bool replace, uint64_t expected_
     return begin(path, replace, true, expected_bytes, out, err);
 }
 
+spk_status spk_outfile_expect(spk_outfile *file, uint64_t expected_bytes, spk_error *err) {
+    file->expected_bytes = expected_bytes;
+    return check_space(file, err);
+}
+
 /* Large aligned pieces go past the page cache: copying them into it costs more than half of a native conversion. */
 static bool is_direct(const spk_outfile *file, uint64_t offset_bytes, const uint8_t *bytes, uint64_t size_bytes) {
     return file->direct_fd >= 0 && size_bytes >= DIRECT_BYTES_MIN && offset_bytes % DIRECT_ALIGN == 0 &&
            (uintptr_t)bytes % DIRECT_ALIGN == 0 && size_bytes % DIRECT_ALIGN == 0;
 }
 
+/* Before it is written. */
+static void note_write(spk_outfile *file, uint64_t end_bytes) {
+    if (!atomic_exchange(&file->is_touched, true) && file->signal_slot < 0) enter_signal_slot(file);
+    uint64_t farthest = atomic_load(&file->end_bytes);
+    while (farthest < end_bytes && !atomic_compare_exchange_weak(&file->end_bytes, &farthest, end_bytes)) {}
+}
+
 spk_status spk_outfile_write(spk_outfile *file, uint64_t offset_bytes, const void *bytes, uint64_t size_bytes,
                              spk_error *err) {
     const uint8_t *next = bytes;
     assert(offset_bytes <= INT64_MAX && size_bytes <= INT64_MAX - offset_bytes);
+    const uint64_t end_bytes = offset_bytes + size_bytes;
     bool direct_works = true;
+    note_write(file, end_bytes);
     while (size_bytes > 0) {
         bool direct = direct_works && is_direct(file, offset_bytes, next, size_bytes);
         ssize_t written = pwrite(direct ? file->direct_fd : file->fd, next, size_bytes, (off_t)offset_bytes);
@@ -275,11 +309,8 @@ spk_status spk_outfile_write(spk_outfile *file, uint64_t offset_bytes, const voi
         }
         if (written <= 0) {
             int code = written < 0 ? errno : ENOSPC;
-            if (code == ENOSPC || code == EDQUOT || code == EFBIG) {
-                spk_outfile needs = *file;               /* at least what was written up to here */
-                if (needs.expected_bytes < offset_bytes + size_bytes) needs.expected_bytes = offset_bytes + size_bytes;
-                return fail_full(&needs, err);
-            }
+            if (code == ENOSPC || code == EDQUOT || code == EFBIG)     /* at least what was written up to here */
+                return fail_full(file, end_bytes > file->expected_bytes ? end_bytes : file->expected_bytes, code == EDQUOT, err);
             return spk_fail(err, SPK_E_IO, "%s: cannot write %" PRIu64 " bytes at %" PRIu64 ": %s", file->path, size_bytes,
                             offset_bytes, strerror(code));
         }
@@ -316,7 +347,8 @@ bool spk_outfile_has_holes(const spk_outfile *file) {
 
 static spk_status sync_file(const spk_outfile *file, spk_error *err) {
     if (fsync(file->fd) == 0) return SPK_OK;
-    if (errno == ENOSPC || errno == EDQUOT) return fail_full(file, err);
+    if (errno == ENOSPC || errno == EDQUOT)
+        return fail_full(file, file->expected_bytes > 0 ? file->expected_bytes : file->end_bytes, errno == EDQUOT, err);
     return spk_fail(err, SPK_E_IO, "%s: cannot sync: %s", file->path, strerror(errno));
 }
 
@@ -375,7 +407,7 @@ spk_status spk_outfile_commit(spk_outfile *file, spk_error *err) {
 
 void spk_outfile_abort(spk_outfile *file) {
     if (file == NULL) return;
-    (void)unlink(file->temp_path);
+    remove_temp(file);
     free_outfile(file);
 }
 

@@ -82,6 +82,8 @@ typedef struct spk_pack_writer spk_pack_writer;
 typedef struct {
     const char             *path;
     bool                    replace;
+    struct spk_outfile     *file;        /* begun at path, for which replace and resume hold: taken over in every case.
+                                          * NULL: it is begun here */
     const spk_model_config *config;
     const uint8_t          *kv_bytes;    /* GGUF entries exactly as in the source; borrowed until begin returns */
     uint64_t                kv_bytes_size, kv_count;

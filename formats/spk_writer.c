@@ -163,8 +163,9 @@ static void begin_journal(spk_pack_writer *writer, const spk_pack_writer_options
 static spk_status begin_file(spk_pack_writer *writer, const spk_pack_writer_options *o, const void *meta,
                              size_t meta_bytes, spk_error *err) {
     uint64_t expected_bytes = expected_bytes_of(writer, meta_bytes);
-    SPK_TRY(o->resume ? spk_outfile_reopen(o->path, o->replace, expected_bytes, &writer->file, err)
-                      : spk_outfile_create(o->path, o->replace, expected_bytes, &writer->file, err));
+    if (writer->file != NULL) SPK_TRY(spk_outfile_expect(writer->file, expected_bytes, err));
+    else SPK_TRY(o->resume ? spk_outfile_reopen(o->path, o->replace, expected_bytes, &writer->file, err)
+                           : spk_outfile_create(o->path, o->replace, expected_bytes, &writer->file, err));
     SPK_TRY(put_config(writer, o->config, err));
     spk_disk_section entry = { .id = SPK_SECTION_META, .stored_bytes = meta_bytes, .raw_bytes = o->kv_bytes_size,
                                .item_count = o->kv_count };
@@ -176,7 +177,11 @@ static spk_status begin_file(spk_pack_writer *writer, const spk_pack_writer_opti
 
 spk_status spk_pack_writer_begin(const spk_pack_writer_options *options, spk_pack_writer **out, spk_error *err) {
     spk_pack_writer *writer = calloc(1, sizeof *writer);
-    if (writer == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory", options->path);
+    if (writer == NULL) {
+        spk_outfile_abort(options->file);
+        return spk_fail(err, SPK_E_MEMORY, "%s: out of memory", options->path);
+    }
+    writer->file = options->file;
     for (uint32_t p = 0; p < SPK_PLACE_COUNT; p++) {
         assert(options->section_bytes[p] % SPK_BLOCK_ALIGN == 0);
         writer->section_bytes[p] = options->section_bytes[p];

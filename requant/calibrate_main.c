@@ -52,6 +52,7 @@ typedef struct {
     spk_session   *session;
     spk_watch     *watch;
     spk_collector *collector;
+    spk_outfile   *file;                 /* NULL before it is begun, and when it is handed over */
     float         *logits;               /* [BATCH][vocab]: the LM head has inputs only where logits are wanted */
     uint32_t      *tokens;
     uint64_t       token_count, ctx;
@@ -77,7 +78,7 @@ static spk_status open_model(calibration *c, spk_error *err) {
         return spk_fail(err, SPK_E_USAGE, "--ctx %" PRIu64 ": %s was trained on %" PRIu32 " tokens", a->ctx, a->model_path,
                         trained);
     c->ctx = a->ctx > 0 ? a->ctx : trained < CTX_DEFAULT ? trained : CTX_DEFAULT;
-    SPK_TRY(spk_tool_output_check("-o", a->out_path, c->model, err));
+    SPK_TRY(spk_tool_output_check_model("-o", a->out_path, c->model, err));
     spk_session_options session = { .context_tokens = (uint32_t)c->ctx, .batch_tokens = BATCH };
     return spk_session_create(c->model, &session, &c->session, err);
 }
@@ -103,16 +104,11 @@ static spk_status read_tokens(calibration *c, spk_error *err) {
     return c->token_count > 0 ? SPK_OK : spk_fail(err, SPK_E_LIMIT, "%s: has no tokens", path);
 }
 
-/* A path that cannot be written costs no time. */
-static spk_status check_path(const arguments *a, spk_error *err) {
-    const char *inputs[] = { a->text_path, a->tokens_path, a->model_path };
-    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
-        if (inputs[i] != NULL && spk_same_file(inputs[i], a->out_path))
-            return spk_fail(err, SPK_E_USAGE, "-o %s: is an input", a->out_path);
-    spk_outfile *file = NULL;
-    SPK_TRY(spk_outfile_create(a->out_path, a->is_forced, 0, &file, err));
-    spk_outfile_abort(file);
-    return SPK_OK;
+/* Before the work: a path that cannot be written, or that somebody else is writing, costs no time. */
+static spk_status begin_file(calibration *c, spk_error *err) {
+    const arguments *a = c->arguments;
+    const char *const inputs[] = { a->text_path, a->tokens_path, a->model_path };
+    return spk_tool_output_begin("-o", a->out_path, a->is_forced, inputs, sizeof inputs / sizeof *inputs, 0, &c->file, err);
 }
 
 /* ---- Sums ---- */
@@ -149,6 +145,7 @@ static spk_status prepare(calibration *c, spk_error *err) {
     options.tensors = spk_model_tensors(c->model, &options.tensor_count);
     SPK_TRY(spk_collector_create(&options, &c->collector, err));
     SPK_TRY(add_metrics(c, err));
+    SPK_TRY(spk_outfile_expect(c->file, spk_collector_file_bytes(c->collector), err));
     c->logits = malloc((uint64_t)BATCH * spk_model_vocab_size(c->model) * sizeof *c->logits);
     if (c->logits == NULL) return spk_fail(err, SPK_E_MEMORY, "out of memory for logits");
     return spk_watch_start(c->session, collect, c->collector, &c->watch, err);
@@ -188,14 +185,15 @@ static void print_result(const calibration *c) {
 
 static spk_status calibrate(calibration *c, spk_error *err) {
     const arguments *a = c->arguments;
-    SPK_TRY(check_path(a, err));
+    SPK_TRY(begin_file(c, err));
     SPK_TRY(open_model(c, err));
     SPK_TRY(read_tokens(c, err));
     SPK_TRY(prepare(c, err));
     SPK_TRY(run_text(c, err));
-    spk_calibration_file file = { .path = a->out_path, .replace = a->is_forced,
+    spk_calibration_file file = { .path = a->out_path, .replace = a->is_forced, .file = c->file,
                                   .dataset = a->text_path ? a->text_path : a->tokens_path, .chunk_tokens = (uint32_t)c->ctx,
                                   .chunk_count = (uint32_t)((c->token_count + c->ctx - 1) / c->ctx) };
+    c->file = NULL;
     return spk_collector_write(c->collector, &file, err);
 }
 
@@ -257,6 +255,7 @@ int main(int argc, char **argv) {
     if (calibrate(&c, &err) == SPK_OK) print_result(&c);
     else exit_status = spk_cli_fail(TOOL, &err);
 
+    spk_outfile_abort(c.file);
     spk_watch_stop(c.watch);
     spk_collector_destroy(c.collector);
     free(c.logits);

@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +16,15 @@
 /* Share of the mean that is added to the diagonal: directions that the text never took are not free. */
 #define DAMPING 0.05f
 
+/* How far a correlation may be from what was measured: rounded to F16, by 2^-11 of itself, or 2^-25 where it is subnormal.
+ * The rest of these is for sums that were made in F32. */
+#define ROUNDING 0x1p-10
+#define ROUNDING_LEAST 0x1p-20
+enum { PIVOTS_AT_ONCE = 32 };      /* rows of a factorisation that stay in a core's cache */
+
 struct spk_calibration {
     spk_gguf *gguf;
+    _Atomic bool *is_positive;     /* [tensors] a matrix without others, taken again and again, was seen to be so */
 };
 
 /* Scale and moment (or metric) of one name. */
@@ -88,6 +96,8 @@ spk_status spk_calibration_open(const char *path, spk_calibration **out, spk_err
     if (c == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory", path);
     spk_status status = spk_gguf_open(path, &c->gguf, err);
     if (status == SPK_OK) status = check_tensors(c, err);
+    if (status == SPK_OK && (c->is_positive = calloc(spk_gguf_tensor_count(c->gguf), sizeof *c->is_positive)) == NULL)
+        status = spk_fail(err, SPK_E_MEMORY, "%s: out of memory", path);
     if (status == SPK_OK) *out = c;
     else spk_calibration_close(c);
     return status;
@@ -96,12 +106,13 @@ spk_status spk_calibration_open(const char *path, spk_calibration **out, spk_err
 void spk_calibration_close(spk_calibration *c) {
     if (c == NULL) return;
     spk_gguf_close(c->gguf);
+    free(c->is_positive);
     free(c);
 }
 
 const spk_gguf *spk_calibration_gguf(const spk_calibration *c) { return c->gguf; }
 
-/* Matrix `index` of a pair, checked, into out[n][n]; out may be NULL.  *trace gets the sum of its diagonal. */
+/* Matrix `index` of a pair, checked number by number, into out[n][n]; out may be NULL.  *trace gets the sum of its diagonal. */
 static spk_status take_matrix(const spk_calibration *c, const pair *p, uint64_t index, float *out, double *trace,
                               spk_error *err) {
     uint64_t n = p->scale->dims[0], triangle = spk_triangle_count(n);
@@ -136,6 +147,54 @@ static void damp(float *matrix, uint64_t n, double trace) {
     for (uint64_t i = 0; i < n; i++) matrix[i * n + i] += DAMPING / (1 + DAMPING);
 }
 
+/* rows: the upper triangle, row after row, each from its diagonal; factorised in place (U' D^-1 U).  The first row whose pivot is
+ * not above 0, or n. */
+static uint64_t first_bad_pivot(double *rows, uint64_t n) {
+    for (uint64_t begin = 0; begin < n; begin += PIVOTS_AT_ONCE) {
+        uint64_t end = begin + PIVOTS_AT_ONCE < n ? begin + PIVOTS_AT_ONCE : n;
+        for (uint64_t i = begin; i < n; i++) {
+            double *row = rows + i * n - spk_triangle_count(i) - i;        /* row[j], j >= i */
+            for (uint64_t k = begin; k < end && k < i; k++) {
+                const double *pivot_row = rows + k * n - spk_triangle_count(k) - k;
+                double factor = pivot_row[i] / pivot_row[k];
+                for (uint64_t j = i; j < n; j++) row[j] -= factor * pivot_row[j];
+            }
+            if (i < end && !(row[i] > 0)) return i;
+        }
+    }
+    return n;
+}
+
+/* A matrix must be one of second moments, x'Mx > 0 for every x, once it is damped.  Rounding is allowed for: what errors of at most
+ * e[i][j] in the correlations take from x'Mx is no more than the sums of e over j, on the diagonal, give. */
+static spk_status check_positive(const spk_calibration *c, const pair *p, uint64_t index, const float *matrix, double trace,
+                                 spk_error *err) {
+    const uint64_t n = p->scale->dims[0];
+    _Atomic bool *is_positive = p->scale->dims[1] == 1 ? &c->is_positive[p->moment - spk_gguf_tensor_at(c->gguf, 0)] : NULL;
+    if (is_positive != NULL && *is_positive) return SPK_OK;
+    double *rows = malloc(spk_triangle_count(n + 1) * sizeof *rows), *scale = malloc(n * sizeof *scale);
+    spk_status status = rows && scale ? SPK_OK : refuse(c, SPK_E_MEMORY, p->moment->name, "out of memory", err);
+    for (uint64_t i = 0; i < n && status == SPK_OK; i++) scale[i] = sqrt((double)matrix[i * n + i]);
+    for (uint64_t i = 0; i < n && status == SPK_OK; i++) {
+        double *row = rows + i * n - spk_triangle_count(i) - i, allowed = 0;
+        for (uint64_t j = 0; j < n; j++) {
+            double value = (double)matrix[i * n + j];
+            if (j >= i) row[j] = value;
+            if (scale[j] > 0) allowed += ROUNDING * fabs(value) / scale[j] + ROUNDING_LEAST * scale[i];
+        }
+        row[i] += allowed * scale[i] + (double)DAMPING * trace / (double)n;
+    }
+    uint64_t bad = status == SPK_OK ? first_bad_pivot(rows, n) : n;
+    free(rows);
+    free(scale);
+    if (bad == n && status == SPK_OK && is_positive != NULL) *is_positive = true;
+    if (bad == n) return status;
+    char expert[40] = "";
+    if (p->scale->dims[1] > 1) (void)snprintf(expert, sizeof expert, "expert %" PRIu64 ", ", index);
+    return spk_fail(err, SPK_E_CORRUPT, "%s: '%s', %srow %" PRIu64 ": no inputs have such moments (not positive definite, with "
+                    "rounding allowed for)", spk_gguf_part_path(c->gguf, 0), p->moment->name, expert, bad);
+}
+
 spk_status spk_calibration_moment(const spk_calibration *c, const char *tensor_name, uint64_t col_count,
                                   uint64_t matrix_count, uint64_t matrix_index, spk_calibration_answer *answer, float *out,
                                   spk_error *err) {
@@ -153,7 +212,9 @@ spk_status spk_calibration_moment(const spk_calibration *c, const char *tensor_n
     memcpy(&count, find(c, tensor_name, SPK_CALIBRATION_COUNTS)->data + matrix_index * sizeof count, sizeof count);
     SPK_TRY(take_matrix(c, &p, matrix_index, out, &trace, err));
     *answer = count >= (float)col_count && trace > 1e-30 ? SPK_CALIBRATION_FOUND : SPK_CALIBRATION_FEW;
-    if (*answer == SPK_CALIBRATION_FOUND && out != NULL) damp(out, col_count, trace);
+    if (*answer != SPK_CALIBRATION_FOUND || out == NULL) return SPK_OK;
+    SPK_TRY(check_positive(c, &p, matrix_index, out, trace, err));
+    damp(out, col_count, trace);
     return SPK_OK;
 }
 
@@ -171,6 +232,7 @@ spk_status spk_calibration_metric(const spk_calibration *c, uint32_t layer, bool
                         spk_gguf_part_path(c->gguf, 0), p.scale->name, p.scale->dims[0], hidden);
     SPK_TRY(take_matrix(c, &p, 0, out, &trace, err));
     if (!(trace > 1e-30)) return refuse(c, SPK_E_CORRUPT, p.scale->name, "all scales are 0", err);
+    if (out != NULL) SPK_TRY(check_positive(c, &p, 0, out, trace, err));
     if (out != NULL) damp(out, hidden, trace);
     *answer = SPK_CALIBRATION_FOUND;
     return SPK_OK;

@@ -57,12 +57,15 @@ enum { SPK_METRIC_ROUTERS_MAX = 4 };     /* the next ones; what later ones would
 typedef struct {
     const char *path;
     bool        replace;
+    struct spk_outfile *file;      /* begun at path: spk_collector_write takes it over in every case; NULL: that begins it */
     const char *dataset;           /* name of the text */
     uint32_t    chunk_tokens;      /* tokens from one empty state to the next */
     uint32_t    chunk_count;
 } spk_calibration_file;
 SPK_MUST_CHECK spk_status spk_collector_write(const spk_collector *collector, const spk_calibration_file *file,
                                               spk_error *err);
+/* Of the file that spk_collector_write would write: never less, and a little more. */
+uint64_t spk_collector_file_bytes(const spk_collector *collector);
 /* Matrices with moments of this tensor that saw too few vectors to use them. */
 uint64_t spk_collector_few_count(const spk_collector *collector, uint64_t tensor_index);
 
@@ -71,7 +74,8 @@ uint64_t spk_collector_few_count(const spk_collector *collector, uint64_t tensor
 typedef struct spk_calibration spk_calibration;
 
 /* SPK_E_MISMATCH for an importance matrix without moments; SPK_E_CORRUPT, SPK_E_LIMIT name the tensor, here for its shape and
- * type, below also for its values: scales are finite and >= 0, correlations between -1 and 1. */
+ * type, below also for its values: scales are finite and >= 0, correlations between -1 and 1, and, where `out` is asked for, the
+ * matrix positive definite once it is damped, else with expert and row. */
 SPK_MUST_CHECK spk_status spk_calibration_open(const char *path, spk_calibration **out, spk_error *err);
 void spk_calibration_close(spk_calibration *calibration);       /* NULL is fine */
 const struct spk_gguf *spk_calibration_gguf(const spk_calibration *calibration);

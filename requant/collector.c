@@ -14,6 +14,7 @@
 
 #include "formats/blocks.h"
 #include "formats/gguf.h"
+#include "formats/outfile.h"
 #include "formats/pool.h"
 #include "requant/calibration_internal.h"
 
@@ -224,7 +225,7 @@ spk_status spk_collector_set_metric(spk_collector *c, uint32_t layer, bool is_mi
 typedef struct {
     const spk_collector  *collector;
     spk_gguf_tensor_spec *specs;   /* NULL while they are counted */
-    uint64_t              spec_count;
+    uint64_t              spec_count, data_bytes;
     spk_gguf_writer      *writer;  /* NULL while specs are made */
     spk_error            *err;
     spk_status            status;
@@ -234,8 +235,8 @@ typedef struct {
 static void put(output *o, const char *base, const char *suffix, uint32_t type, uint64_t cols, uint64_t rows,
                 const void *bytes) {
     if (o->status != SPK_OK) return;
+    uint64_t size = cols * rows * (type == SPK_TYPE_F16 ? 2 : sizeof(float));
     if (o->writer != NULL) {
-        uint64_t size = cols * rows * (type == SPK_TYPE_F16 ? 2 : sizeof(float));
         o->status = spk_gguf_writer_append(o->writer, bytes, size, o->err);
         return;
     }
@@ -245,6 +246,7 @@ static void put(output *o, const char *base, const char *suffix, uint32_t type, 
         if (snprintf(spec->name, sizeof spec->name, "%s%s", base, suffix) >= (int)sizeof spec->name)
             o->status = spk_fail(o->err, SPK_E_LIMIT, "'%s%s' is longer than the name of a tensor may be", base, suffix);
     }
+    o->data_bytes += size;
     o->spec_count++;
 }
 
@@ -342,7 +344,9 @@ static void add_key(metadata *m, const char *key, uint32_t type) {
     m->count++;
 }
 
-enum { DATASET_BYTES_MAX = 512 };
+enum { DATASET_BYTES_MAX = 512, ALIGNMENT = 32 };
+/* Of a tensor, besides its data: its padding, and its info, which has a name, counts and dimensions. */
+enum { TENSOR_BYTES_MAX = ALIGNMENT + sizeof(spk_gguf_tensor_spec) + 2 * sizeof(uint64_t) };
 
 static void make_metadata(metadata *m, const spk_calibration_file *file) {
     const char *slash = strrchr(file->dataset, '/'), *name = slash == NULL ? file->dataset : slash + 1;
@@ -359,19 +363,27 @@ static void make_metadata(metadata *m, const spk_calibration_file *file) {
     add_u32(m, file->chunk_tokens);
 }
 
+uint64_t spk_collector_file_bytes(const spk_collector *c) {
+    output o = { .collector = c };
+    put_all(&o);
+    return sizeof(metadata) + o.spec_count * TENSOR_BYTES_MAX + o.data_bytes;
+}
+
 spk_status spk_collector_write(const spk_collector *c, const spk_calibration_file *file, spk_error *err) {
     output o = { .collector = c, .err = err };
     metadata meta = { .size = 0 };
     make_metadata(&meta, file);
     put_all(&o);
     o.specs = calloc(o.spec_count + 1, sizeof *o.specs);
-    if (o.specs == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory for %" PRIu64 " tensors", file->path, o.spec_count);
+    if (o.specs == NULL)
+        o.status = spk_fail(err, SPK_E_MEMORY, "%s: out of memory for %" PRIu64 " tensors", file->path, o.spec_count);
     o.spec_count = 0;
     put_all(&o);
-    spk_gguf_writer_options options = { .path = file->path, .replace = file->replace, .version = 3, .alignment_bytes = 32,
-                                        .kv_bytes = meta.bytes, .kv_bytes_size = meta.size, .kv_count = meta.count,
-                                        .tensors = o.specs, .tensor_count = o.spec_count };
+    spk_gguf_writer_options options = { .path = file->path, .replace = file->replace, .file = file->file, .version = 3,
+                                        .alignment_bytes = ALIGNMENT, .kv_bytes = meta.bytes, .kv_bytes_size = meta.size,
+                                        .kv_count = meta.count, .tensors = o.specs, .tensor_count = o.spec_count };
     if (o.status == SPK_OK) o.status = spk_gguf_writer_begin(&options, &o.writer, err);
+    else spk_outfile_abort(file->file);
     free(o.specs);
     if (o.status != SPK_OK) return o.status;
     put_all(&o);

@@ -327,14 +327,16 @@ static spk_status begin_pack(const spk_convert_job *job, spk_pack_writer **out, 
     const spk_convert_options *options = job->options;
     const spk_convert_plan *plan = job->plan;
     spk_digest digest;
-    SPK_TRY(spk_convert_job_digest(job, &digest, err));
-    spk_pack_writer_options pack = { .path = options->out_path, .replace = options->replace, .config = &plan->config,
-                                     .tensor_count = plan->tensor_count, .job = &digest, .resume = options->resume };
+    spk_pack_writer_options pack = { .path = options->out_path, .replace = options->replace, .file = options->out_file,
+                                     .config = &plan->config, .tensor_count = plan->tensor_count, .job = &digest,
+                                     .resume = options->resume };
     memcpy(pack.section_bytes, plan->section_bytes, sizeof pack.section_bytes);
     uint8_t *kv_bytes = NULL;
-    SPK_TRY(make_kv_bytes(options->source, &kv_bytes, &pack.kv_bytes_size, &pack.kv_count, err));
+    spk_status status = spk_convert_job_digest(job, &digest, err);
+    if (status == SPK_OK) status = make_kv_bytes(options->source, &kv_bytes, &pack.kv_bytes_size, &pack.kv_count, err);
     pack.kv_bytes = kv_bytes;
-    spk_status status = spk_pack_writer_begin(&pack, out, err);
+    if (status == SPK_OK) status = spk_pack_writer_begin(&pack, out, err);
+    else spk_outfile_abort(options->out_file);
     free(kv_bytes);
     return status;
 }
@@ -388,6 +390,7 @@ spk_status spk_convert_run(const spk_convert_options *options, spk_convert_plan 
     spk_status status = errors == NULL ? spk_convert_out_of_memory(options->source, err) : SPK_OK;
     if (status == SPK_OK) status = spk_convert_make_job(options, plan, &job, err);
     if (status == SPK_OK) status = begin_pack(&job, &writer, err);
+    else spk_outfile_abort(options->out_file);
     if (status == SPK_OK) status = spk_convert_pipeline(&job, writer, errors, digests, err);
     if (status == SPK_OK) status = spk_gguf_check_unchanged(options->source, err);
     if (status == SPK_OK && plan->fitted_count > 0) status = spk_gguf_check_unchanged(options->weights, err);

@@ -27,6 +27,8 @@ typedef struct {
                                           * tensors are fitted from; everything else is the source's */
     const char        *out_path;         /* may be NULL for a plan alone */
     bool               replace;
+    struct spk_outfile *out_file;        /* begun at out_path, so that it is locked: spk_convert_run takes it over in every
+                                          * case; NULL: that begins it */
     const spk_recipe  *recipe;           /* borrowed */
     const spk_imatrix *imatrix;          /* borrowed, or NULL */
     const spk_calibration *calibration;  /* borrowed, or NULL; then no imatrix */

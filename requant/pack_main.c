@@ -47,7 +47,7 @@ static const char help_head[] =
     "  --device DEVICE     where to quantize: cpu, cuda or auto, which is a GPU if there is one and enough to do; never changes\n"
     "                      the output [auto]\n"
     "  --dry-run           print the plan and the size; write no pack; OUT.spk may be left out\n"
-    "  --force             replace OUT.spk if it exists\n"
+    "  --force             replace OUT.spk and the files of --report and --write-recipe if they exist\n"
     "  --resume            go on where a run of the same conversion was killed (same files, untouched; else start anew)\n"
     "  --json              the result as JSON on stdout\n"
     "  --report FILE       and a page to look at (HTML): error of each layer and class, sizes, provenance\n"
@@ -58,7 +58,7 @@ static const char help_head[] =
     "recipes (packs/README.md):\n";
 static const char help_tail[] =
     "\n"
-    "exit status: 0 done; 1 failed, and no pack is written (only a --report that cannot be leaves one); 2 wrong usage\n"
+    "exit status: 0 done; 1 failed, and no pack is written (only a recipe or page that cannot be leaves one); 2 wrong usage\n"
     "examples: spk-pack --recipe ffn Qwen3.6-35B-A3B-UD-Q4_K_M.gguf qwen3.6.spk\n"
     "          spk-pack --max-kl 0.01 --text held-out.txt --write-recipe mine.recipe model.gguf model.spk\n";
 
@@ -95,7 +95,7 @@ typedef struct {
     spk_convert_plan     plan;
     spk_census           census;         /* of the plan */
     spk_cli_progress     progress;
-    spk_outfile         *report_file, *recipe_file;   /* NULL if none was asked for, or it is done */
+    spk_outfile         *out_file, *report_file, *recipe_file;   /* NULL if none is wanted, or it is handed over */
     spk_trial           *trial;          /* while a budget is spent */
     spk_budget_meter     meter;
     spk_budget          *budget;         /* NULL without one */
@@ -108,15 +108,6 @@ typedef struct {
 } conversion;
 
 /* ---- Text ---- */
-
-static void print_change(const char *what, spk_size_change change) {
-    char before_text[24], after_text[24];
-    double before = (double)change.source_bytes;
-    double percent = before > 0 ? 100.0 * ((double)change.bytes - before) / before : 0;
-    printf("%-10s %s -> %s (%" PRIu64 " -> %" PRIu64 " bytes, %+.1f %%)\n", what,
-           spk_cli_bytes_text(change.source_bytes, before_text), spk_cli_bytes_text(change.bytes, after_text),
-           change.source_bytes, change.bytes, percent);
-}
 
 static void print_text(const conversion *c) {
     const arguments *args = c->args;
@@ -132,13 +123,7 @@ static void print_text(const conversion *c) {
         printf("fitted     %" PRIu64 " of %" PRIu64 " requantized tensors from %s\n", plan->fitted_count,
                c->census.requantized_count, args->weights_path);
     if (c->budget != NULL) spk_budget_print(c->budget, stdout);
-    spk_plan_print_rules(plan, !args->is_dry_run, stdout);
-    for (uint32_t type = 0; type < SPK_TYPE_LIMIT; type++)
-        if (c->census.of[type][type].tensor_count > 0)
-            printf("copied     %-5s %5" PRIu64 " tensors %15" PRIu64 " bytes\n", spk_type_name(type),
-                   c->census.of[type][type].tensor_count, c->census.of[type][type].byte_count);
-    print_change("weights", spk_plan_weight_bytes(plan));
-    print_change("per token", spk_plan_token_bytes(plan));
+    spk_plan_print(plan, !args->is_dry_run, stdout);
     if (args->is_dry_run) {
         printf("pack       %" PRIu64 " bytes of data and the metadata; dry run: nothing was written\n",
                spk_plan_data_bytes(plan));
@@ -242,33 +227,40 @@ static bool print_json(const cJSON *root) {
 /* What the page says of the pack it reads from the pack. */
 static spk_status write_report(conversion *c, const cJSON *figures, spk_error *err) {
     if (c->report_file == NULL) return SPK_OK;
-    if (spk_same_file(c->args->report_path, c->args->out_path))
-        return spk_fail(err, SPK_E_EXISTS, "--report %s: that is the pack", c->args->report_path);
     spk_pack *pack = NULL;
     spk_html page = { 0 };
     SPK_TRY(spk_pack_open(c->args->out_path, &pack, err));
     const spk_plan_page source = { .in_path = c->args->in_path, .out_path = c->args->out_path, .fingerprint = c->fingerprint,
                                    .recipe = c->recipe, .plan = &c->plan, .pack = pack, .source_bytes = c->source_bytes,
                                    .pack_bytes = c->pack_bytes, .figures = figures };
-    spk_plan_page_write(&page, &source);
+    spk_status status = spk_plan_check_pack(&c->plan, pack, err);
+    if (status == SPK_OK) spk_plan_page_write(&page, &source);
     spk_pack_close(pack);
-    spk_status status = spk_html_commit(&page, c->report_file, err);
+    if (status != SPK_OK) return status;
+    spk_outfile *file = c->report_file;
     c->report_file = NULL;
-    return status;
+    return spk_html_commit(&page, file, err);
 }
 
-/* Begun before the work, so that a bad path costs no time. */
+/* Begun before the work, so that a bad path, or one that somebody else is writing, costs no time. */
 static spk_status begin_output(conversion *c, const char *option, const char *path, spk_outfile **out, spk_error *err) {
     const arguments *args = c->args;
-    const char *inputs[] = { args->imatrix_path, args->calibration_path, args->recipe_name, args->text_path,
-                             args->weights_path, args->out_path };
+    const char *const inputs[] = { args->imatrix_path, args->calibration_path, args->recipe_name, args->text_path };
+    const struct { const char *name, *path; } others[] = {
+        { "the pack", args->out_path }, { "the page", args->report_path }, { "the recipe", args->write_recipe_path } };
     if (path == NULL) return SPK_OK;
-    if (args->out_path != NULL && strcmp(path, args->out_path) == 0)
-        return spk_fail(err, SPK_E_USAGE, "%s %s: that is the pack", option, path);
-    for (uint32_t part = 0; part < spk_gguf_part_count(c->source); part++)
-        if (spk_same_file(path, spk_gguf_part_path(c->source, part)))
-            return spk_fail(err, SPK_E_USAGE, "%s %s: that is the input %s", option, path, spk_gguf_part_path(c->source, part));
-    return spk_tool_output_begin(option, path, inputs, sizeof inputs / sizeof *inputs, 0, out, err);
+    SPK_TRY(spk_tool_output_check(option, path, inputs, sizeof inputs / sizeof *inputs, err));
+    SPK_TRY(spk_tool_output_check_gguf(option, path, c->source, err));
+    SPK_TRY(spk_tool_output_check_gguf(option, path, c->weights, err));
+    SPK_TRY(spk_tool_output_check_gguf(option, path, c->calibration ? spk_calibration_gguf(c->calibration) : NULL, err));
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        const char *other = others[i].path;
+        if (other != NULL && other != path && (strcmp(other, path) == 0 || spk_same_file(other, path)))
+            return spk_fail(err, SPK_E_EXISTS, "%s %s: that is %s", option, path, others[i].name);
+    }
+    if (path != args->out_path) return spk_outfile_create(path, args->is_forced, 0, out, err);
+    if (args->is_dry_run) return SPK_OK;
+    return (args->is_resuming ? spk_outfile_reopen : spk_outfile_create)(path, args->is_forced, 0, out, err);
 }
 
 static spk_status write_recipe(conversion *c, spk_error *err) {
@@ -316,7 +308,7 @@ static void show_budget(void *context, const char *what, uint64_t index, uint64_
 
 static spk_status open_trial(conversion *c, spk_error *err) {
     const arguments *args = c->args;
-    spk_trial_options options = { .model_path = args->in_path, .text_path = args->text_path, .ctx = args->ctx,
+    spk_trial_options options = { .model = c->source, .text_path = args->text_path, .ctx = args->ctx,
                                   .token_count_max = args->max_tokens, .position_count_min = SPK_BUDGET_POSITIONS_MIN,
                                   .sample_positions = SPK_BUDGET_SAMPLE_POSITIONS,
                                   .thread_count = (uint32_t)args->thread_count };
@@ -346,6 +338,7 @@ static spk_status spend_budget(conversion *c, spk_error *err) {
     spk_trial_close(c->trial);           /* its memory is not needed for packing */
     c->trial = NULL;
     if (status != SPK_OK) return status;
+    SPK_TRY(spk_gguf_check_unchanged(c->source, err));
     SPK_TRY(spk_budget_recipe(c->budget, &c->recipe, err));
     c->options.recipe = c->recipe;
     return spk_convert_plan_make(&c->options, &c->plan, err);
@@ -384,10 +377,6 @@ static spk_status open_inputs(conversion *c, spk_error *err) {
     SPK_TRY(spk_gguf_open(args->in_path, &c->source, err));
     for (uint32_t part = 0; part < spk_gguf_part_count(c->source); part++)
         c->source_bytes += spk_gguf_part_bytes(c->source, part);
-    const char *inputs[] = { args->imatrix_path, args->calibration_path, args->recipe_name };
-    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
-        if (inputs[i] != NULL && args->out_path != NULL && spk_same_file(inputs[i], args->out_path))
-            return spk_fail(err, SPK_E_EXISTS, "%s: is an input, expected another path for the output", args->out_path);
     if (args->weights_path != NULL) SPK_TRY(spk_gguf_open(args->weights_path, &c->weights, err));
     if (args->imatrix_path != NULL) SPK_TRY(spk_imatrix_open(args->imatrix_path, &c->imatrix, err));
     if (args->calibration_path != NULL) SPK_TRY(spk_calibration_open(args->calibration_path, &c->calibration, err));
@@ -439,11 +428,14 @@ static spk_status convert(conversion *c, spk_error *err) {
     SPK_TRY(open_inputs(c, err));
     SPK_TRY(begin_output(c, "--report", c->args->report_path, &c->report_file, err));
     SPK_TRY(begin_output(c, "--write-recipe", c->args->write_recipe_path, &c->recipe_file, err));
+    SPK_TRY(begin_output(c, "OUT.spk", c->args->out_path, &c->out_file, err));
     SPK_TRY(has_budget(c->args) ? spend_budget(c, err) : make_plan(c, err));
     spk_census_take(c->plan.tensors, c->plan.tensor_count, &c->census);
     if (!c->args->is_quiet) print_notes(c);
     if (c->args->is_dry_run) return write_recipe(c, err);
     SPK_TRY(spk_convert_choose_device(c->args->device, &c->options, &c->plan, &c->options.on_gpu, c->gpu_name, err));
+    c->options.out_file = c->out_file;
+    c->out_file = NULL;
     spk_status status = spk_convert_run(&c->options, &c->plan, err);
     spk_cli_progress_end(&c->progress);
     if (status != SPK_OK) return status;
@@ -472,6 +464,7 @@ static int run(const arguments *args) {
         if (write_report(&c, figures, &err) != SPK_OK) exit_status = spk_cli_fail(TOOL, &err);
         cJSON_Delete(figures);
     }
+    spk_outfile_abort(c.out_file);
     spk_outfile_abort(c.report_file);
     spk_outfile_abort(c.recipe_file);
     spk_budget_free(c.budget);
@@ -561,8 +554,6 @@ static spk_status check_arguments(const arguments *a, spk_error *err) {
     if (!has_budget(a) && (a->text_path != NULL || a->ctx != 0 || a->max_tokens != UINT64_MAX))
         return spk_fail(err, SPK_E_USAGE, "--text, --ctx and --max-tokens are of a budget: expected --max-kl, "
                         "--max-bytes-per-token or --max-size");
-    if (a->report_path != NULL && a->write_recipe_path != NULL && strcmp(a->report_path, a->write_recipe_path) == 0)
-        return spk_fail(err, SPK_E_USAGE, "--report and --write-recipe are the same file '%s'", a->report_path);
     return SPK_OK;
 }
 

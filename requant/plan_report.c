@@ -7,6 +7,7 @@
 #include "formats/census.h"
 #include "formats/chart.h"
 #include "formats/pack_page.h"
+#include "formats/units.h"
 
 /* ---- Sizes ---- */
 
@@ -42,7 +43,17 @@ uint64_t spk_plan_data_bytes(const spk_convert_plan *plan) {
     return sum;
 }
 
-/* ---- Rules ---- */
+spk_status spk_plan_check_pack(const spk_convert_plan *plan, const spk_pack *pack, spk_error *err) {
+    bool is_same = spk_pack_tensor_count(pack) == plan->tensor_count;
+    for (uint64_t i = 0; i < plan->tensor_count && is_same; i++) {
+        const spk_tensor *found = &spk_pack_tensors(pack)[i], *made = &plan->tensors[i];
+        is_same = strcmp(found->name, made->name) == 0 && found->type == made->type && found->source_type == made->source_type &&
+                  memcmp(&found->relative_rmse, &made->relative_rmse, sizeof made->relative_rmse) == 0;
+    }
+    return is_same ? SPK_OK : spk_fail(err, SPK_E_IO, "%s: was replaced by another pack as soon as it was there", spk_pack_path(pack));
+}
+
+/* ---- Text ---- */
 
 static void print_requantized(const spk_convert_plan *plan, uint64_t index, bool has_errors, FILE *out) {
     const spk_tensor *t = &plan->tensors[index], source = spk_plan_in_source(t);
@@ -53,7 +64,7 @@ static void print_requantized(const spk_convert_plan *plan, uint64_t index, bool
     (void)fputc('\n', out);
 }
 
-void spk_plan_print_rules(const spk_convert_plan *plan, bool has_errors, FILE *out) {
+static void print_rules(const spk_convert_plan *plan, bool has_errors, FILE *out) {
     for (uint64_t i = 0; i < plan->tensor_count; i++) {
         if (!spk_tensor_is_requantized(&plan->tensors[i])) continue;
         const char *rule = plan->choices[i].rule;
@@ -66,6 +77,27 @@ void spk_plan_print_rules(const spk_convert_plan *plan, bool has_errors, FILE *o
             if (spk_tensor_is_requantized(&plan->tensors[j]) && plan->choices[j].rule == rule)
                 print_requantized(plan, j, has_errors, out);
     }
+}
+
+static void print_change(const char *what, spk_size_change change, FILE *out) {
+    char before_text[SPK_BYTES_TEXT_SIZE], after_text[SPK_BYTES_TEXT_SIZE];
+    double before = (double)change.source_bytes;
+    double percent = before > 0 ? 100.0 * ((double)change.bytes - before) / before : 0;
+    (void)fprintf(out, "%-10s %s -> %s (%" PRIu64 " -> %" PRIu64 " bytes, %+.1f %%)\n", what,
+                  spk_bytes_text(change.source_bytes, before_text), spk_bytes_text(change.bytes, after_text),
+                  change.source_bytes, change.bytes, percent);
+}
+
+void spk_plan_print(const spk_convert_plan *plan, bool has_errors, FILE *out) {
+    spk_census census;
+    spk_census_take(plan->tensors, plan->tensor_count, &census);
+    print_rules(plan, has_errors, out);
+    for (uint32_t type = 0; type < SPK_TYPE_LIMIT; type++)
+        if (census.of[type][type].tensor_count > 0)
+            (void)fprintf(out, "copied     %-5s %5" PRIu64 " tensors %15" PRIu64 " bytes\n", spk_type_name(type),
+                          census.of[type][type].tensor_count, census.of[type][type].byte_count);
+    print_change("weights", spk_plan_weight_bytes(plan), out);
+    print_change("per token", spk_plan_token_bytes(plan), out);
 }
 
 /* ---- The page ---- */

@@ -20,8 +20,10 @@ spk_size_change spk_plan_token_bytes(const spk_convert_plan *plan);
 uint64_t        spk_plan_data_bytes(const spk_convert_plan *plan);       /* of the pack's data sections */
 
 /* Requantized tensors under the rule that chose them, rules in the order of their first tensor; has_errors: with what
- * spk_convert_run found. */
-void spk_plan_print_rules(const spk_convert_plan *plan, bool has_errors, FILE *out);
+ * spk_convert_run found.  Then what is copied, and the sums. */
+void spk_plan_print(const spk_convert_plan *plan, bool has_errors, FILE *out);
+/* SPK_E_IO unless the pack has the tensors that spk_convert_run has made of the plan: another may have taken its name. */
+SPK_MUST_CHECK spk_status spk_plan_check_pack(const spk_convert_plan *plan, const spk_pack *pack, spk_error *err);
 
 /* Everything is borrowed. */
 typedef struct {

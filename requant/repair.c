@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "requant/convert_internal.h"
 
@@ -203,6 +204,16 @@ static spk_status repair_sections(repair *r, spk_error *err) {
     return SPK_OK;
 }
 
+/* To write to what was opened to be read, and to no file that has taken its name meanwhile. */
+static spk_status open_to_write(repair *r, const char *pack_path, spk_error *err) {
+    struct stat opened, found;
+    r->fd = open(pack_path, O_RDWR | O_CLOEXEC);
+    if (r->fd < 0 || fstat(r->fd, &found) != 0 || fstat(spk_pack_file(r->pack), &opened) != 0)
+        return spk_fail(err, SPK_E_IO, "%s: cannot be opened to repair it: %s", pack_path, strerror(errno));
+    if (opened.st_dev == found.st_dev && opened.st_ino == found.st_ino) return SPK_OK;
+    return spk_fail(err, SPK_E_IO, "%s: was replaced while it was opened", pack_path);
+}
+
 static spk_status run(repair *r, const char *pack_path, spk_error *err) {
     SPK_TRY(spk_pack_open(pack_path, &r->pack, err));
     r->total_bytes = spk_pack_provenance(r->pack)->source_bytes;
@@ -213,8 +224,7 @@ static spk_status run(repair *r, const char *pack_path, spk_error *err) {
     }
     r->chunk = malloc(SPK_CHUNK_BYTES);
     if (r->chunk == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory for a chunk", pack_path);
-    r->fd = open(pack_path, O_RDWR | O_CLOEXEC);
-    if (r->fd < 0) return spk_fail(err, SPK_E_IO, "%s: cannot be opened to repair it: %s", pack_path, strerror(errno));
+    SPK_TRY(open_to_write(r, pack_path, err));
     SPK_TRY(check_source(r, err));
     SPK_TRY(check_directory(r, err));
     SPK_TRY(repair_sections(r, err));

@@ -40,6 +40,7 @@ static const char HELP[] =
     "                   turn; names as for --no-fuse\n"
     "  --account        where the time of a step on a GPU goes, by phases; one model\n"
     "  --json FILE      also write the figures as JSON\n"
+    "  --force          replace FILE if it exists\n"
     "  --backend NAME   auto, cpu, ref or cuda                                       [auto]\n"
     "  --kv TYPE        f16 or q8: the KV cache on a GPU                             [f16]\n"
     "  --no-fuse LIST   leave out fused GPU kernels: router, addnorm3, shexp, gdn-conv, gdn-core, held, or all\n"
@@ -60,7 +61,7 @@ typedef struct {
     uint64_t    token_count, prompt_count, repeat_count, thread_count;
     spk_backend backend;
     uint32_t    fusions_off;
-    bool        is_kv_q8;
+    bool        is_kv_q8, is_forced;
     struct { const char *name; uint32_t bits; } switches[SWITCHES_MAX];
     uint32_t    switch_count;
     bool        has_account;
@@ -112,7 +113,7 @@ static spk_status open_model(const bench *b, uint32_t index, subject *s, spk_err
     spk_cli_progress_end(&progress);
     if (status != SPK_OK) return status;
     spk_cli_note(TOOL, "on the CPU, not on the GPU", spk_model_gpu_refusal(s->model));
-    SPK_TRY(spk_tool_output_check("--json", a->json_path, s->model, err));
+    SPK_TRY(spk_tool_output_check_model("--json", a->json_path, s->model, err));
     uint32_t vocab_size = spk_model_vocab_size(s->model);
     s->tokens = malloc(sizeof *s->tokens * b->capacity);
     if (s->tokens == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory", a->paths[index]);
@@ -436,7 +437,7 @@ static spk_status write_json(bench *b, spk_error *err) {
 /* ---- Command line ---- */
 
 enum { OPT_CONTEXTS = 256, OPT_TOKENS, OPT_PROMPT, OPT_REPEATS, OPT_AB, OPT_JSON, OPT_BACKEND, OPT_KV, OPT_NO_FUSE, OPT_FUSE,
-       OPT_THREADS, OPT_ACCOUNT };
+       OPT_THREADS, OPT_ACCOUNT, OPT_FORCE };
 
 static const struct option LONG_OPTIONS[] = {
     { "contexts", required_argument, NULL, OPT_CONTEXTS }, { "tokens", required_argument, NULL, OPT_TOKENS },
@@ -445,7 +446,7 @@ static const struct option LONG_OPTIONS[] = {
     { "backend", required_argument, NULL, OPT_BACKEND }, { "kv", required_argument, NULL, OPT_KV },
     { "no-fuse", required_argument, NULL, OPT_NO_FUSE }, { "fuse", required_argument, NULL, OPT_FUSE },
     { "threads", required_argument, NULL, OPT_THREADS }, { "help", no_argument, NULL, 'h' },
-    { "account", no_argument, NULL, OPT_ACCOUNT }, { "version", no_argument, NULL, 'V' }, { 0 },
+    { "account", no_argument, NULL, OPT_ACCOUNT }, { "force", no_argument, NULL, OPT_FORCE }, { "version", no_argument, NULL, 'V' }, { 0 },
 };
 
 static spk_status take_contexts(char *list, arguments *a, spk_error *err) {
@@ -484,6 +485,7 @@ static spk_status take_option(int option, arguments *a, spk_error *err) {
     case OPT_BACKEND:  return spk_tool_backend("--backend", optarg, &a->backend, err);
     case OPT_KV:       return spk_tool_kv("--kv", optarg, &a->is_kv_q8, err);
     case OPT_ACCOUNT:  a->has_account = true; return SPK_OK;
+    case OPT_FORCE:    a->is_forced = true; return SPK_OK;
     case OPT_THREADS:  return spk_cli_u64("--threads", optarg, 1, SPK_POOL_THREAD_MAX, &a->thread_count, err);
     default:           a->json_path = optarg; return SPK_OK;
     }
@@ -549,7 +551,7 @@ static spk_status bench_models(bench *b, spk_error *err) {
         return spk_fail(err, SPK_E_USAGE, "--contexts, --repeats and --tokens need a context of %" PRIu64
                         " tokens, at most %d", b->capacity, (int)SPK_CONTEXT_MAX);
     if (a->json_path != NULL)
-        SPK_TRY(spk_tool_output_begin("--json", a->json_path, a->paths, MODELS_MAX, 0, &b->json_file, err));
+        SPK_TRY(spk_tool_output_begin("--json", a->json_path, a->is_forced, a->paths, MODELS_MAX, 0, &b->json_file, err));
     SPK_TRY(open_all(b, err));
     SPK_TRY(a->switch_count > 0 ? measure_switches(b, err) : measure_models(b, err));
     print_report(b);

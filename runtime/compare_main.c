@@ -39,6 +39,7 @@ static const char HELP[] =
     "  --json FILE      also write the figures as JSON\n"
     "  --html FILE      and a page to look at: KL along the text, its distribution, the worst tokens, sizes, provenance,\n"
     "                   and of packs the error of each layer and class\n"
+    "  --force          replace these files if they exist\n"
     "  --backend NAME   auto, cpu, ref or cuda                                       [auto]\n"
     "  --base-backend NAME\n"
     "                   BASE on another one: BASE against itself then measures backends [as --backend]\n"
@@ -56,6 +57,7 @@ typedef struct {
     spk_backend backend, base_backend;
     bool        has_base_backend;            /* else base_backend is not looked at */
     bool        is_kv_q8;                    /* of the candidates */
+    bool        is_forced;
     bool        has_max_kl, has_min_top1;
     double      max_kl, min_top1;
     const char *paths[MODELS_MAX];       /* base, candidates */
@@ -101,8 +103,8 @@ static spk_status open_models(comparison *c, spk_error *err) {
                             a->paths[m], trained);
         if (a->ctx == 0 && trained < c->ctx) c->ctx = trained;
         if (m > 0 && a->text_path != NULL) SPK_TRY(spk_tool_same_tokenizer(c->models[0], c->models[m], err));
-        SPK_TRY(spk_tool_output_check("--json", a->json_path, c->models[m], err));
-        SPK_TRY(spk_tool_output_check("--html", a->html_path, c->models[m], err));
+        SPK_TRY(spk_tool_output_check_model("--json", a->json_path, c->models[m], err));
+        SPK_TRY(spk_tool_output_check_model("--html", a->html_path, c->models[m], err));
     }
     return SPK_OK;
 }
@@ -311,7 +313,7 @@ static bool gates_hold(const comparison *c) {
 /* ---- Command line ---- */
 
 enum { OPT_TEXT = 256, OPT_TOKENS, OPT_CTX, OPT_MAX_TOKENS, OPT_MAX_KL, OPT_MIN_TOP1, OPT_JSON, OPT_HTML, OPT_BACKEND,
-       OPT_BASE_BACKEND, OPT_THREADS, OPT_KV };
+       OPT_BASE_BACKEND, OPT_THREADS, OPT_KV, OPT_FORCE };
 
 static const struct option LONG_OPTIONS[] = {
     { "text", required_argument, NULL, OPT_TEXT }, { "tokens", required_argument, NULL, OPT_TOKENS },
@@ -320,6 +322,7 @@ static const struct option LONG_OPTIONS[] = {
     { "json", required_argument, NULL, OPT_JSON }, { "html", required_argument, NULL, OPT_HTML },
     { "backend", required_argument, NULL, OPT_BACKEND }, { "base-backend", required_argument, NULL, OPT_BASE_BACKEND },
     { "kv", required_argument, NULL, OPT_KV }, { "threads", required_argument, NULL, OPT_THREADS },
+    { "force", no_argument, NULL, OPT_FORCE },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { 0 },
 };
 
@@ -337,6 +340,7 @@ static spk_status take_option(int option, arguments *a, spk_error *err) {
         a->has_base_backend = true;
         return spk_tool_backend("--base-backend", optarg, &a->base_backend, err);
     case OPT_THREADS:    return spk_cli_u64("--threads", optarg, 1, SPK_POOL_THREAD_MAX, &a->thread_count, err);
+    case OPT_FORCE:      a->is_forced = true; return SPK_OK;
     case OPT_HTML:       a->html_path = optarg; return SPK_OK;
     default:             a->json_path = optarg; return SPK_OK;
     }
@@ -371,9 +375,9 @@ static spk_status compare_models(comparison *c, spk_error *err) {
     const char *inputs[MODELS_MAX + 2] = { a->text_path, a->tokens_path };
     memcpy(inputs + 2, a->paths, sizeof a->paths);
     if (a->json_path != NULL)
-        SPK_TRY(spk_tool_output_begin("--json", a->json_path, inputs, MODELS_MAX + 2, 0, &c->json_file, err));
+        SPK_TRY(spk_tool_output_begin("--json", a->json_path, a->is_forced, inputs, MODELS_MAX + 2, 0, &c->json_file, err));
     if (a->html_path != NULL)
-        SPK_TRY(spk_tool_output_begin("--html", a->html_path, inputs, MODELS_MAX + 2, 0, &c->html_file, err));
+        SPK_TRY(spk_tool_output_begin("--html", a->html_path, a->is_forced, inputs, MODELS_MAX + 2, 0, &c->html_file, err));
     SPK_TRY(open_models(c, err));
     SPK_TRY(read_tokens(c, err));
     SPK_TRY(make_sessions(c, err));

@@ -5,6 +5,7 @@
  */
 #include "runtime/model_internal.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -188,9 +189,11 @@ static spk_status lay_out(spk_model *m, const spk_model_options *options, spk_po
     return SPK_OK;
 }
 
+/* m->gguf, if it is open already. */
 static spk_status open_gguf(spk_model *m, const spk_model_options *options, spk_error *err) {
     spk_pool *pool;
-    SPK_TRY(spk_gguf_open(m->path, &m->gguf, err));
+    if (m->gguf == NULL) SPK_TRY(spk_gguf_open(m->path, &m->own_gguf, err));
+    if (m->gguf == NULL) m->gguf = m->own_gguf;
     m->kvs = spk_gguf_kvs(m->gguf);
     m->tensor_count = spk_gguf_tensor_count(m->gguf);
     m->tensors = m->native_tensors = calloc(m->tensor_count + 1, sizeof *m->native_tensors);
@@ -273,12 +276,13 @@ static spk_status open_both(spk_model *m, bool is_gguf, const spk_model_options 
     return status;
 }
 
-spk_status spk_model_open(const char *path, const spk_model_options *options, spk_model **out, spk_error *err) {
-    bool is_gguf = false;
-    SPK_TRY(starts_like_gguf(path, &is_gguf, err));
+/* gguf: NULL to open `path`. */
+static spk_status open_model(const char *path, bool is_gguf, const spk_gguf *gguf, const spk_model_options *options,
+                             spk_model **out, spk_error *err) {
     spk_model *m = calloc(1, sizeof *m);
     if (m == NULL) return out_of_memory(path, err);
     m->thread_count = options->thread_count;
+    m->gguf = gguf;
     m->path = strdup(path);
     spk_status status = m->path == NULL ? out_of_memory(path, err) : choose_kernels(m, options->backend, err);
     if (status == SPK_OK) status = open_both(m, is_gguf, options, err);
@@ -291,12 +295,23 @@ spk_status spk_model_open(const char *path, const spk_model_options *options, sp
     return SPK_OK;
 }
 
+spk_status spk_model_open(const char *path, const spk_model_options *options, spk_model **out, spk_error *err) {
+    bool is_gguf = false;
+    SPK_TRY(starts_like_gguf(path, &is_gguf, err));
+    return open_model(path, is_gguf, NULL, options, out, err);
+}
+
+spk_status spk_model_open_gguf(const spk_gguf *gguf, const spk_model_options *options, spk_model **out, spk_error *err) {
+    assert(options->backend == SPK_BACKEND_CPU || options->backend == SPK_BACKEND_REF);
+    return open_model(spk_gguf_part_path(gguf, 0), true, gguf, options, out, err);
+}
+
 void spk_model_close(spk_model *m) {
     if (m == NULL) return;
     spk_gpu_model_destroy(m->gpu);
     if (m->native != NULL) (void)munmap(m->native, m->native_bytes);
     free(m->native_tensors);
-    spk_gguf_close(m->gguf);
+    spk_gguf_close(m->own_gguf);
     spk_pack_close(m->pack);
     free(m->vectors);
     free(m->layers);

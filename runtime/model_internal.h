@@ -33,7 +33,8 @@ typedef struct {
 struct spk_model {
     char                *path;
     spk_pack            *pack;          /* one of pack and gguf is set */
-    spk_gguf            *gguf;
+    const spk_gguf      *gguf;
+    spk_gguf            *own_gguf;      /* gguf, where it is the model's own */
     uint8_t             *native;        /* sections laid out from a GGUF, anonymous memory */
     size_t               native_bytes;
     spk_tensor          *native_tensors;
@@ -55,6 +56,9 @@ struct spk_model {
     const float         *output_norm;
 };
 
+/* As spk_model_open of a GGUF that is open already, on a CPU: no second file can come in between.  It must outlive the model. */
+SPK_MUST_CHECK spk_status spk_model_open_gguf(const spk_gguf *gguf, const spk_model_options *options, spk_model **out,
+                                              spk_error *err);
 /* Roles that the runtime keeps as float vectors instead of matrices. */
 bool              spk_role_is_vector(spk_role role);
 /* From now on the matrix, or the experts, of a role that is no vector; a tied embedding is the head too. */

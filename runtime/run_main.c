@@ -36,6 +36,7 @@ static const char HELP[] =
     "  --verify            check all checksums of the pack first\n"
     "  --tokenize          print the prompt's token ids on one line and stop\n"
     "  --logits OUT.f32    write float32 [tokens][vocab] of the prompt and stop; the file appears whole or not at all\n"
+    "  --force             replace OUT.f32 if it exists\n"
     "  --json              one JSON object on stdout instead of text\n"
     "  -h, --help          this text        -V, --version   version\n"
     "\n"
@@ -45,7 +46,7 @@ static const char HELP[] =
 
 typedef struct {
     const char         *model_path, *prompt, *prompt_path, *tokens_path, *logits_path;
-    bool                is_chat, is_tokenize, is_json, is_verify;
+    bool                is_chat, is_tokenize, is_json, is_verify, is_forced;
     uint64_t            generate_count, context_tokens;
     spk_sampler_options sampler;
     spk_model_options   model;
@@ -61,6 +62,7 @@ typedef struct {
     uint32_t      *generated;
     uint32_t       generated_count;
     double         load_s, prefill_s, decode_s;
+    spk_outfile   *logits_file;         /* NULL if none was asked for, or it is done */
 } run_state;
 
 /* ---- Options ---- */
@@ -82,7 +84,8 @@ static spk_status parse_u32(const char *option, const char *text, uint64_t low, 
 }
 
 enum { OPT_PROMPT = 256, OPT_PROMPT_FILE, OPT_TOKENS, OPT_CHAT, OPT_CONTEXT, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P,
-       OPT_SEED, OPT_BACKEND, OPT_THREADS, OPT_KV, OPT_FUSE, OPT_NO_FUSE, OPT_VERIFY, OPT_TOKENIZE, OPT_LOGITS, OPT_JSON };
+       OPT_SEED, OPT_BACKEND, OPT_THREADS, OPT_KV, OPT_FUSE, OPT_NO_FUSE, OPT_VERIFY, OPT_TOKENIZE, OPT_LOGITS, OPT_JSON,
+       OPT_FORCE };
 
 static const struct option LONG_OPTIONS[] = {
     { "prompt", required_argument, NULL, OPT_PROMPT }, { "prompt-file", required_argument, NULL, OPT_PROMPT_FILE },
@@ -95,6 +98,7 @@ static const struct option LONG_OPTIONS[] = {
     { "no-fuse", required_argument, NULL, OPT_NO_FUSE },
     { "verify", no_argument, NULL, OPT_VERIFY }, { "tokenize", no_argument, NULL, OPT_TOKENIZE },
     { "logits", required_argument, NULL, OPT_LOGITS }, { "json", no_argument, NULL, OPT_JSON },
+    { "force", no_argument, NULL, OPT_FORCE },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { 0 },
 };
 
@@ -119,6 +123,7 @@ static spk_status take_option(int option, run_options *o, spk_error *err) {
     case OPT_VERIFY:      o->is_verify = true; return SPK_OK;
     case OPT_TOKENIZE:    o->is_tokenize = true; return SPK_OK;
     case OPT_LOGITS:      o->logits_path = optarg; return SPK_OK;
+    case OPT_FORCE:       o->is_forced = true; return SPK_OK;
     default:              o->is_json = true; return SPK_OK;
     }
 }
@@ -180,7 +185,7 @@ static void print_ids(const run_state *r) {
 enum { LOGITS_STEP = 16 };           /* tokens a batch */
 
 /* Rows are written as they come, so that a long text needs memory for one batch only. */
-static spk_status write_rows(const run_options *o, run_state *r, float *rows, spk_outfile *file, spk_error *err) {
+static spk_status write_rows(const run_options *o, run_state *r, float *rows, spk_error *err) {
     uint32_t vocab = spk_model_vocab_size(r->model);
     uint64_t row_bytes = vocab * sizeof *rows;
     for (size_t done = 0; done < r->prompt_count; done += LOGITS_STEP) {
@@ -188,23 +193,28 @@ static spk_status write_rows(const run_options *o, run_state *r, float *rows, sp
         SPK_TRY(spk_session_eval(r->session, r->prompt + done, step, SPK_LOGITS_ALL, rows, err));
         for (uint32_t i = 0; i < step; i++)
             SPK_TRY(spk_tool_logits_check(o->model_path, done + i, rows + (size_t)i * vocab, vocab, err));
-        SPK_TRY(spk_outfile_write(file, done * row_bytes, rows, step * row_bytes, err));
+        SPK_TRY(spk_outfile_write(r->logits_file, done * row_bytes, rows, step * row_bytes, err));
     }
     return SPK_OK;
 }
 
+/* Before the model is loaded, so that a bad path costs no time. */
+static spk_status begin_logits(const run_options *o, run_state *r, spk_error *err) {
+    const char *const inputs[] = { o->prompt_path, o->tokens_path, o->model_path };
+    return spk_tool_output_begin("--logits", o->logits_path, o->is_forced, inputs, 3, 0, &r->logits_file, err);
+}
+
 static spk_status write_logits(const run_options *o, run_state *r, spk_error *err) {
     uint64_t row_bytes = spk_model_vocab_size(r->model) * sizeof(float);
-    const char *const inputs[] = { o->prompt_path, o->tokens_path };
-    spk_outfile *file = NULL;
-    SPK_TRY(spk_tool_output_check("--logits", o->logits_path, r->model, err));
-    SPK_TRY(spk_tool_output_begin("--logits", o->logits_path, inputs, 2, r->prompt_count * row_bytes, &file, err));
+    SPK_TRY(spk_tool_output_check_model("--logits", o->logits_path, r->model, err));
+    SPK_TRY(spk_outfile_expect(r->logits_file, r->prompt_count * row_bytes, err));
     float *rows = malloc(LOGITS_STEP * row_bytes);
-    spk_status status = rows == NULL ? spk_fail(err, SPK_E_MEMORY, "out of memory") : write_rows(o, r, rows, file, err);
+    spk_status status = rows == NULL ? spk_fail(err, SPK_E_MEMORY, "out of memory") : write_rows(o, r, rows, err);
     free(rows);
-    if (status == SPK_OK) return spk_outfile_commit(file, err);
-    spk_outfile_abort(file);
-    return status;
+    if (status != SPK_OK) return status;
+    spk_outfile *file = r->logits_file;
+    r->logits_file = NULL;
+    return spk_outfile_commit(file, err);
 }
 
 static spk_status print_piece(const run_state *r, spk_utf8_stream *stream, uint32_t token, spk_error *err) {
@@ -344,6 +354,7 @@ static spk_status prepare(const run_options *o, run_state *r, spk_error *err) {
 }
 
 static spk_status run(const run_options *o, run_state *r, spk_error *err) {
+    if (o->logits_path != NULL) SPK_TRY(begin_logits(o, r, err));
     SPK_TRY(prepare(o, r, err));
     if (o->is_tokenize) {
         print_ids(r);
@@ -368,6 +379,7 @@ int main(int argc, char **argv) {
     spk_cli_guard_inputs(TOOL, spk_outfile_remove_all);
     spk_tool_signals();
     exit_status = run(&o, &r, &err) == SPK_OK ? SPK_EXIT_DONE : spk_cli_fail(TOOL, &err);
+    spk_outfile_abort(r.logits_file);
     spk_session_destroy(r.session);
     spk_tokenizer_destroy(r.tokenizer);
     spk_model_close(r.model);

@@ -89,22 +89,32 @@ spk_status spk_tool_tokens(const char *where, const char *text, size_t size_byte
 
 static spk_status check_not_input(const char *option, const char *path, const char *input, spk_error *err) {
     if (!spk_same_file(path, input)) return SPK_OK;
-    return spk_fail(err, SPK_E_USAGE, "%s %s: that is the input %s", option, path, input);
+    return spk_fail(err, SPK_E_EXISTS, "%s %s: that is the input %s", option, path, input);
 }
 
-spk_status spk_tool_output_begin(const char *option, const char *path, const char *const *inputs, size_t input_count,
-                                 uint64_t expected_bytes, spk_outfile **out, spk_error *err) {
-    for (size_t i = 0; i < input_count; i++)
+spk_status spk_tool_output_check(const char *option, const char *path, const char *const *inputs, size_t input_count,
+                                 spk_error *err) {
+    for (size_t i = 0; i < input_count && path != NULL; i++)
         if (inputs[i] != NULL) SPK_TRY(check_not_input(option, path, inputs[i], err));
-    return spk_outfile_create(path, true, expected_bytes, out, err);
+    return SPK_OK;
 }
 
-spk_status spk_tool_output_check(const char *option, const char *path, const spk_model *model, spk_error *err) {
-    if (path == NULL) return SPK_OK;
-    SPK_TRY(check_not_input(option, path, model->path, err));
-    for (uint32_t part = 0; model->gguf != NULL && part < spk_gguf_part_count(model->gguf); part++)
-        SPK_TRY(check_not_input(option, path, spk_gguf_part_path(model->gguf, part), err));
+spk_status spk_tool_output_check_gguf(const char *option, const char *path, const spk_gguf *gguf, spk_error *err) {
+    for (uint32_t part = 0; path != NULL && gguf != NULL && part < spk_gguf_part_count(gguf); part++)
+        SPK_TRY(check_not_input(option, path, spk_gguf_part_path(gguf, part), err));
     return SPK_OK;
+}
+
+spk_status spk_tool_output_check_model(const char *option, const char *path, const spk_model *model, spk_error *err) {
+    const char *const inputs[] = { model->path };
+    SPK_TRY(spk_tool_output_check(option, path, inputs, 1, err));
+    return spk_tool_output_check_gguf(option, path, model->gguf, err);
+}
+
+spk_status spk_tool_output_begin(const char *option, const char *path, bool replace, const char *const *inputs,
+                                 size_t input_count, uint64_t expected_bytes, spk_outfile **out, spk_error *err) {
+    SPK_TRY(spk_tool_output_check(option, path, inputs, input_count, err));
+    return spk_outfile_create(path, replace, expected_bytes, out, err);
 }
 
 void spk_tool_json_number(cJSON *object, const char *key, double value) {

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cjson/cJSON.h>
+#include "formats/gguf.h"
 #include "formats/outfile.h"
 #include "formats/status.h"
 #include "runtime/runtime.h"
@@ -36,14 +37,18 @@ SPK_MUST_CHECK spk_status spk_tool_tokens(const char *where, const char *text, s
 
 /* ---- Output files: begun before the work, so that a bad path costs no time, and published after it. ---- */
 
-/* As spk_outfile_create; a regular file at `path` is replaced on commit.  SPK_E_USAGE, naming the option, if `path` is
- * one of inputs[input_count]; NULLs among them are skipped. */
-SPK_MUST_CHECK spk_status spk_tool_output_begin(const char *option, const char *path, const char *const *inputs,
-                                                size_t input_count, uint64_t expected_bytes, spk_outfile **out,
-                                                spk_error *err);
-/* SPK_E_USAGE if `path` is a file that the model was opened from: of a split model any part.  path may be NULL. */
-SPK_MUST_CHECK spk_status spk_tool_output_check(const char *option, const char *path, const spk_model *model,
-                                                spk_error *err);
+/* What no output may be: SPK_E_EXISTS, naming the option (or OUT), if `path` is one of inputs[input_count], NULLs among them
+ * skipped; a part of a GGUF; a file that a model was opened from.  path, gguf: NULL is fine. */
+SPK_MUST_CHECK spk_status spk_tool_output_check(const char *option, const char *path, const char *const *inputs,
+                                                size_t input_count, spk_error *err);
+SPK_MUST_CHECK spk_status spk_tool_output_check_gguf(const char *option, const char *path, const spk_gguf *gguf,
+                                                     spk_error *err);
+SPK_MUST_CHECK spk_status spk_tool_output_check_model(const char *option, const char *path, const spk_model *model,
+                                                      spk_error *err);
+/* spk_tool_output_check, then spk_outfile_create: `replace` is --force. */
+SPK_MUST_CHECK spk_status spk_tool_output_begin(const char *option, const char *path, bool replace,
+                                                const char *const *inputs, size_t input_count, uint64_t expected_bytes,
+                                                spk_outfile **out, spk_error *err);
 
 /* Adds a number, which must be finite (asserted: JSON has no others). */
 void spk_tool_json_number(cJSON *object, const char *key, double value);

@@ -130,11 +130,11 @@ static spk_status make_workers(spk_trial *trial, uint32_t thread_count, spk_erro
 static spk_status open_trial(spk_trial *trial, const spk_trial_options *o, spk_error *err) {
     spk_model_options options = { .backend = spk_kernels_fast() == NULL ? SPK_BACKEND_REF : SPK_BACKEND_CPU,
                                   .thread_count = o->thread_count };
-    SPK_TRY(spk_model_open(o->model_path, &options, &trial->model, err));
+    SPK_TRY(spk_model_open_gguf(o->model, &options, &trial->model, err));
     uint32_t trained = spk_model_context_length(trial->model);
     if (o->ctx > trained)
-        return spk_fail(err, SPK_E_USAGE, "--ctx %" PRIu64 ": %s was trained on %" PRIu32 " tokens", o->ctx, o->model_path,
-                        trained);
+        return spk_fail(err, SPK_E_USAGE, "--ctx %" PRIu64 ": %s was trained on %" PRIu32 " tokens", o->ctx,
+                        spk_model_path(trial->model), trained);
     trial->ctx = o->ctx != 0 ? o->ctx : trained < SPK_TRIAL_CTX_DEFAULT ? trained : SPK_TRIAL_CTX_DEFAULT;
     SPK_TRY(read_tokens(trial, o, err));
     SPK_TRY(choose_windows(trial, o, err));

@@ -22,7 +22,8 @@ enum { SPK_TRIAL_CTX_DEFAULT = 512 };
 #define SPK_TRIAL_KEPT_BYTES_MAX (UINT64_C(4) << 30)
 
 typedef struct {
-    const char *model_path;          /* a GGUF or a pack */
+    const struct spk_gguf *model;    /* borrowed, must outlive the trial: what is tried is what is packed, also where another file
+                                      * has taken its name */
     const char *text_path;           /* for messages */
     const char *text;                /* [text_bytes], borrowed during the call; tokenized by the model */
     size_t      text_bytes;

@@ -13,7 +13,7 @@ for recipe in native ffn safe fast; do
 done
 "$bin/spk-pack" --quiet --force --imatrix tests/models/tiny-qwen36.imatrix.gguf "$source" "$out/ffn-imatrix.spk" >/dev/null
 for base in "$source" "$original"; do
-    "$bin/spk-compare" --text tests/text/held-out.txt --json "$out/report.json" "$base" \
+    "$bin/spk-compare" --text tests/text/held-out.txt --force --json "$out/report.json" "$base" \
         "$out"/{native,ffn,ffn-imatrix,safe,fast}.spk >/dev/null
     python3 - "$out/report.json" <<'PY'
 import json

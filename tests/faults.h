@@ -29,6 +29,7 @@ static const char *const fault_names[FAULT_KIND_COUNT] = {
     "sync", "truncate", "rename", "map", "thread" };
 
 static fault_kind fault_armed;
+static int fault_sync_code = EIO, fault_full_code = ENOSPC;
 static _Atomic int64_t fault_left;       /* calls of the kind until it fires */
 static _Atomic bool fault_fired;
 static _Atomic int64_t mapped_bytes, thread_count;
@@ -135,6 +136,7 @@ WRAP(FILE *, open_memstream, (char **bytes, size_t *size)) {
     return fault_now(FAULT_MEMORY, ENOMEM) ? NULL : __real_open_memstream(bytes, size);
 }
 
+static void (*fault_before_open)(const char *path, int flags);     /* NULL: nothing */
 int __real_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...) {
@@ -142,6 +144,7 @@ int __wrap_open(const char *path, int flags, ...) {
     va_start(args, flags);
     mode_t mode = va_arg(args, mode_t);
     va_end(args);
+    if (fault_before_open != NULL) fault_before_open(path, flags);
     return fault_now(FAULT_OPEN, EMFILE) ? -1 : __real_open(path, flags, mode);
 }
 WRAP(FILE *, fopen, (const char *path, const char *mode)) {
@@ -172,14 +175,14 @@ WRAP(size_t, fread, (void *out, size_t size, size_t count, FILE *file)) {
     return 0;
 }
 WRAP(ssize_t, pwrite, (int fd, const void *bytes, size_t size, off_t at)) {
-    if (fault_now(FAULT_WRITE, EIO) || fault_now(FAULT_FULL, ENOSPC) || fault_now(FAULT_INTERRUPT, EINTR)) return -1;
+    if (fault_now(FAULT_WRITE, EIO) || fault_now(FAULT_FULL, fault_full_code) || fault_now(FAULT_INTERRUPT, EINTR)) return -1;
     if (size > 1 && fault_now(FAULT_WRITE_SHORT, 0)) size /= 2;
     return __real_pwrite(fd, bytes, size, at);
 }
 /* Thousands of them: no disk is asked. */
 WRAP(int, fsync, (int fd)) {
     (void)fd;
-    return fault_now(FAULT_SYNC, EIO) ? -1 : 0;
+    return fault_now(FAULT_SYNC, fault_sync_code) ? -1 : 0;
 }
 WRAP(int, ftruncate, (int fd, off_t size)) { return fault_now(FAULT_CUT, EIO) ? -1 : __real_ftruncate(fd, size); }
 WRAP(int, rename, (const char *from, const char *to)) { return fault_now(FAULT_RENAME, EIO) ? -1 : __real_rename(from, to); }

@@ -131,7 +131,7 @@ fi
 compare() {
     local name=$1 pack=$2 what=$3
     shift 3
-    if ! "$bin/spk-compare" --base-backend ref --backend "$backend" --json "$json" "$@" "$pack" "$pack" >"$log" 2>&1; then
+    if ! "$bin/spk-compare" --base-backend ref --backend "$backend" --force --json "$json" "$@" "$pack" "$pack" >"$log" 2>&1; then
         row 1 FAIL "$name against ref, $what" "spk-compare failed"
         return
     fi
@@ -144,7 +144,7 @@ same_bits() {
     local count
     count=$(tr -s ' ,\n' '\n' <"$3" | grep -c .)
     for i in 1 2; do
-        "$bin/spk-run" --backend "$backend" --tokens "$3" --logits "$work/logits.$i" "$2" >"$log" 2>&1 ||
+        "$bin/spk-run" --backend "$backend" --tokens "$3" --force --logits "$work/logits.$i" "$2" >"$log" 2>&1 ||
             { row 1 FAIL "$1: the same bits twice" "spk-run failed"; return; }
     done
     if cmp "$work/logits.1" "$work/logits.2" >"$log" 2>&1; then row 1 ok "$1: the same bits twice" "logits of $count tokens"
@@ -239,7 +239,7 @@ bench() {               # TITLE ARGUMENT...
     local title=$1
     shift
     note "$title"
-    "$bin/spk-bench" --backend "$backend" --json "$json" "$@" >"$log" 2>&1
+    "$bin/spk-bench" --backend "$backend" --force --json "$json" "$@" >"$log" 2>&1
     local rc=$?
     keep_table "$title"
     return $rc
@@ -266,7 +266,7 @@ load() {                # NAME PACK
     note "loading $1"
     cat "$2" >/dev/null
     for i in 1 2 3; do
-        "$bin/spk-bench" --backend "$backend" --json "$json" --contexts 1 --tokens 1 --prompt 1 --repeats 1 "$2" >"$log" 2>&1 ||
+        "$bin/spk-bench" --backend "$backend" --force --json "$json" --contexts 1 --tokens 1 --prompt 1 --repeats 1 "$2" >"$log" 2>&1 ||
             { row 4 FAIL "$1: load" "$(tail -n 1 "$log")"; return; }
         seconds="$seconds $(awk "BEGIN { print $(field load_s) + $(field first_token_s) }")"
     done
@@ -277,7 +277,7 @@ load() {                # NAME PACK
         return
     fi
     dd of="$2" oflag=nocache conv=notrunc,fdatasync count=0 status=none 2>/dev/null       # forget its pages
-    "$bin/spk-bench" --backend "$backend" --json "$json" --contexts 1 --tokens 1 --prompt 1 --repeats 1 "$2" >"$log" 2>&1
+    "$bin/spk-bench" --backend "$backend" --force --json "$json" --contexts 1 --tokens 1 --prompt 1 --repeats 1 "$2" >"$log" 2>&1
     cold=$(awk "BEGIN { print $(field load_s) + $(field first_token_s) }")
     row 4 - "$1: load from the disk and first token" "$(printf '%.3f s' "$cold")"
     keep_table "load of $1, from the disk"

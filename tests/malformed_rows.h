@@ -7,6 +7,7 @@
 #ifndef SPK_TEST_MALFORMED_ROWS_H
 #define SPK_TEST_MALFORMED_ROWS_H
 
+#include <math.h>
 #include <string.h>
 #include "formats/blocks.h"
 #include "formats/gguf.h"
@@ -29,6 +30,22 @@ static inline void one(gguf_build *b, uint32_t type, uint64_t offset, const uint
     gb_tensor(b, "t", type, offset, dims, dim_count);
     gb_pad(b, 32);
     gb_fill(b, 0, data);
+}
+
+/* What spk-calibrate writes of a matrix "a" with three columns: scales of 2, but the first, and correlations 1-0, 2-0, 2-1. */
+static inline void stats(gguf_build *b, float scale, float first, float second, float third) {
+    float    values[] = { 9, scale, 2, 2 };
+    uint16_t correlations[] = { spk_f32_to_f16(first), spk_f32_to_f16(second), spk_f32_to_f16(third) };
+    start(b, 3);
+    gb_tensor(b, "a.counts", SPK_TYPE_F32, 0, GB_DIMS(1, 1));
+    gb_tensor(b, "a.in_scale", SPK_TYPE_F32, 32, GB_DIMS(3, 1));
+    gb_tensor(b, "a.in_moment", SPK_TYPE_F16, 64, GB_DIMS(3, 1));
+    gb_pad(b, 32);
+    gb_raw(b, values, sizeof *values);
+    gb_pad(b, 32);
+    gb_raw(b, values + 1, 3 * sizeof *values);
+    gb_pad(b, 32);
+    gb_raw(b, correlations, sizeof correlations);
 }
 
 static inline void good(gguf_build *b) { one(b, SPK_TYPE_F32, 0, GB_DIMS(8, 2), 64); }
@@ -306,9 +323,16 @@ static inline void set_half(gguf_build *b, const char *name, size_t block, uint1
     ROW(scale_nan_copied, "llama.cpp#8661", PACK, (model(b); set_half(b, "blk.1.ffn_up.weight", 1, 0x7e00)), \
         (SPK_OK, NULL)) \
     ROW(model_as_it_is, "", PACK, (model(b)), (SPK_OK, NULL)) \
+    ROW(moments_of_inputs, "", STATS, (stats(b, 2, 0.5f, -0.25f, 0.5f)), (SPK_OK, NULL)) \
+    ROW(moments_of_nothing, "", STATS, (stats(b, 2, 1, 1, -1)), (SPK_E_CORRUPT, "'a.in_moment'", "row 2: no inputs have such")) \
+    ROW(moments_two_opposed, "", STATS, (stats(b, 2, -0.75f, -0.75f, -0.75f)), (SPK_E_CORRUPT, "'a.in_moment'", "row 2: ")) \
+    ROW(moment_scale_negative, "", STATS, (stats(b, -2, 0, 0, 0)), (SPK_E_CORRUPT, "'a.in_moment'", "a scale is negative")) \
+    ROW(moment_scale_infinite, "", STATS, (stats(b, (float)INFINITY, 0, 0, 0)), (SPK_E_CORRUPT, "'a.in_moment'", "not finite")) \
+    ROW(moment_above_scales, "", STATS, (stats(b, 2, 0, 1.25f, 0)), (SPK_E_CORRUPT, "'a.in_moment'", "not between -1 and 1")) \
     ROW(model_cut, "CVE-2026-7482", PACK, (model(b); b->size -= 4096), (SPK_E_CORRUPT, "the file has only", "truncated"))
 
-typedef enum { OPEN, PACK } row_stage;  /* open it; or also pack it, with ffn_down requantized to Q4_K */
+/* Open it; also pack it, with ffn_down requantized to Q4_K; open it as a calibration and take the moments of "a". */
+typedef enum { OPEN, PACK, STATS } row_stage;
 
 typedef struct {
     const char *id, *report;

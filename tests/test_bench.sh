@@ -27,7 +27,7 @@ check "the median of two is their mean" \
 check "packs are told from GGUF files, and the state has a size" '[ "$(field pack)" = false ] && [ "$(field pack 2)" = false ] && holds "$(field state_bytes) > 0"'
 "$SPK_BIN/spk-pack" --quiet $model "$dir/model.spk" >/dev/null
 cp "$dir/report" "$dir/first"
-bench --backend cpu --contexts 2 --tokens 1 --prompt 1 --repeats 1 --json "$dir/report" "$dir/model.spk"
+bench --backend cpu --contexts 2 --tokens 1 --prompt 1 --repeats 1 --force --json "$dir/report" "$dir/model.spk"
 check "a pack is one" '[ $rc -eq 0 ] && [ "$(field pack)" = true ]'
 cp "$dir/first" "$dir/report"
 check "weights and state are told apart" 'says "a token)" && grep -qE "^  state +[0-9.]+ [kMG]?B, caches and scratch for 3 tokens" "$dir/out"'
@@ -64,8 +64,10 @@ bench --contexts 16777216 $model
 refuses "more context than there can be" 2 "--contexts, --repeats and --tokens need a context of"
 cp $model "$dir/model.gguf"
 bench --json "$dir/model.gguf" "$dir/model.gguf"
-refuses "to replace a model by its report" 2 "that is the input"
+refuses "to replace a model by its report" 1 "that is the input"
 check "and left the model alone" 'cmp -s $model "$dir/model.gguf"'
+bench --json "$dir/report" "$dir/no.gguf"
+refuses "to replace a report without --force, before anything else" 1 "report: exists already"
 bench --json "$dir/nowhere/report" "$dir/no.gguf"
 refuses "a report that cannot be written, before anything else" 1 "nowhere/report"
 exit $status

@@ -17,8 +17,8 @@ holds() { awk "BEGIN { exit !($1) }"; }
 says() { grep -qF -- "$1" "$dir/out" "$dir/err"; }
 # measured BASE PACK ARGUMENTS...: mean KL by spk-compare.
 measured() {
-    "$SPK_BIN/spk-compare" --backend cpu --text $text "${@:3}" --json "$dir/compare" "$1" "$2" >/dev/null 2>"$dir/err" ||
-        "$SPK_BIN/spk-compare" --backend ref --text $text "${@:3}" --json "$dir/compare" "$1" "$2" >/dev/null 2>"$dir/err"
+    "$SPK_BIN/spk-compare" --backend cpu --text $text "${@:3}" --force --json "$dir/compare" "$1" "$2" >/dev/null 2>"$dir/err" ||
+        "$SPK_BIN/spk-compare" --backend ref --text $text "${@:3}" --force --json "$dir/compare" "$1" "$2" >/dev/null 2>"$dir/err"
     figure kl_mean "$dir/compare"
 }
 refused() { [ $rc -eq "$1" ] && [ ! -s "$dir/out" ] && [ "$(grep -c . "$dir/err")" -le 2 ] && says "$2" && [ ! -e "$dir/no.spk" ]; }
@@ -100,6 +100,49 @@ check "and spk-compare agrees" '[ "$(measured $model "$dir/tiny.spk" $tiny)" = "
 pack --effort fast --recipe "$dir/tiny.recipe" $model "$dir/again.spk" --force
 check "the recipe makes the same pack, too" '[ $rc -eq 0 ] && cmp -s "$dir/tiny.spk" "$dir/again.spk"'
 
+# ---- Locked while it searches; what is tried is what was opened ----
+# The text comes through a pipe, so that a search waits until the test has done what it does meanwhile.
+mkfifo "$dir/piped"
+# searching OUT OPTION...: a search in the background, $out_pid, which has opened everything else, and reads descriptor 3.
+searching() {
+    local to=$1
+    shift
+    # shellcheck disable=SC2086
+    "$SPK_BIN/spk-pack" --quiet --max-kl "$half" --text "$dir/piped" $short "$@" "$dir/model.gguf" "$to" >"$dir/first" 2>&1 </dev/null &
+    out_pid=$!
+    exec 3>"$dir/piped"
+}
+go_on() { cat $text >&3; exec 3>&-; wait $out_pid; }
+cp $dense "$dir/model.gguf"
+searching "$dir/locked.spk"
+pack --quiet --recipe native $dense "$dir/locked.spk"
+check "a pack is locked while its budget is searched" 'refused 1 "locked.spk: is being written already"'
+# shellcheck disable=SC2086
+pack --quiet --force --max-kl "$half" --text $text $short $dense "$dir/locked.spk"
+check "and a second search is refused before it begins" 'refused 1 "locked.spk: is being written already"'
+pack --dry-run --recipe native $dense "$dir/locked.spk"
+check "a dry run needs no lock" '[ $rc -eq 0 ]'
+cp packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.gguf "$dir/other.gguf" && mv "$dir/other.gguf" "$dir/model.gguf"
+go_on
+check "a source that is exchanged meanwhile: what was opened is tried and packed" \
+    '[ $? -eq 0 ] && "$SPK_BIN/spk-unpack" --quiet "$dir/locked.spk" "$dir/back.gguf" >"$dir/out" 2>"$dir/err" &&
+     "$SPK_BIN/spk-info" "$dir/back.gguf" 2>"$dir/err" | grep -q qwen35'
+cp $dense "$dir/model.gguf"
+searching "$dir/model.spk" --dry-run
+touch "$dir/model.gguf"
+go_on
+check "one that is changed is refused, by a dry run too" '[ $? -eq 1 ] && grep -q "model.gguf: was changed while it was read" "$dir/first"'
+echo keep >"$dir/old.spk"
+# shellcheck disable=SC2086
+pack --max-kl "$half" --text "$dir/nothing" $short $dense "$dir/old.spk"
+check "a pack that is there is not replaced without --force, found before the search" \
+    '[ $rc -eq 1 ] && says "old.spk: exists already" && [ "$(cat "$dir/old.spk")" = keep ]'
+searching "$dir/old.spk" --force
+kill -TERM $out_pid
+exec 3>&-
+wait $out_pid
+check "a search that is ended leaves what was there" '[ $? -eq 143 ] && [ "$(cat "$dir/old.spk")" = keep ] && ! find "$dir" -name ".*" -type f | grep -q .'
+
 # ---- With what fits weights better ----
 pins=("${mixers[@]}" --set 'blk\.\d+\.ffn_(gate|up|down)_shexp\.weight=Q8_0' --set 'token_embd\.weight=Q8_0')
 # shellcheck disable=SC2086
@@ -147,12 +190,27 @@ pack --max-kl 0.004 --text "$dir/nothing" $dense "$dir/no.spk"
 check "a text that is not there" 'refused 1 "$dir/nothing"'
 cp $text "$dir/text"
 pack --max-kl 0.004 --text "$dir/text" --write-recipe "$dir/text" $dense "$dir/no.spk"
-check "a recipe over the text" 'refused 2 "--write-recipe $dir/text: that is the input" && cmp -s $text "$dir/text"'
+check "a recipe over the text" 'refused 1 "--write-recipe $dir/text: that is the input" && cmp -s $text "$dir/text"'
 pack --max-kl 0.004 --text $text --write-recipe "$dir/no.spk" $dense "$dir/no.spk"
-check "a recipe over the pack" 'refused 2 "that is the pack"'
+check "a recipe over the pack" 'refused 1 "that is the pack"'
+echo keep >"$dir/kept.recipe"
+pack --max-kl 0.004 --text "$dir/nothing" --write-recipe "$dir/kept.recipe" $dense "$dir/no.spk"
+check "a recipe that is there, before any work" 'refused 1 "kept.recipe: exists already" && [ "$(cat "$dir/kept.recipe")" = keep ]'
+ln "$dir/kept.recipe" "$dir/linked"
+pack --recipe native --force --write-recipe "$dir/kept.recipe" --report "$dir/linked" $dense "$dir/no.spk"
+check "a recipe over the page" 'refused 1 "--report $dir/linked: that is the recipe" && [ "$(cat "$dir/kept.recipe")" = keep ]'
+pack --recipe native --write-recipe "$dir/same" --report "$dir/same" $dense "$dir/no.spk"
+check "which are to be the same file" 'refused 1 "$dir/same: that is the recipe" && [ ! -e "$dir/same" ]'
+cp packs/qwen3.6-35b-a3b/ffn.recipe "$dir/kept.recipe"
+pack --recipe "$dir/kept.recipe" --force --write-recipe "$dir/kept.recipe" $model "$dir/no.spk"
+check "a recipe over the one that is read" 'refused 1 "--write-recipe $dir/kept.recipe: that is the input"'
+cp "$dir/text" "$dir/out.spk"
+pack --max-kl 0.004 --text "$dir/out.spk" --force $dense "$dir/out.spk"
+check "a pack over the text" '[ $rc -eq 1 ] && says "OUT.spk $dir/out.spk: that is the input" && cmp -s $text "$dir/out.spk"'
 # shellcheck disable=SC2086
 pack --quiet --max-kl 1e-9 --text $text $tiny "${pins[@]}" --set 'token_embd.*=Q4_K' --write-recipe "$dir/no.recipe" $model "$dir/no.spk"
 check "--set alone costs more" 'refused 1 "what --set requantizes alone has a mean KL of 0.0" && [ ! -e "$dir/no.recipe" ]'
+echo old >"$dir/ffn.recipe"
 pack --write-recipe "$dir/ffn.recipe" --recipe ffn --force $model "$dir/ffn.spk"
 check "--write-recipe without a budget" '[ $rc -eq 0 ] && cmp -s "$dir/ffn.recipe" packs/qwen3.6-35b-a3b/ffn.recipe'
 check "nothing is left behind" '! find "$dir" -name ".*" -type f | grep -q .'

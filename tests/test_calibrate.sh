@@ -32,7 +32,7 @@ what_cannot_be_is_refused() {
     : >"$dir/empty"
     run 1 "$calibrate" --text "$dir/empty" -o "$dir/s" $tiny; says err "has no tokens"
     cp $tiny "$dir/model.gguf"
-    run 2 "$calibrate" --text $text -o "$dir/model.gguf" --force "$dir/model.gguf"; says err "is an input"
+    run 1 "$calibrate" --text $text -o "$dir/model.gguf" --force "$dir/model.gguf"; says err "that is the input"
     same "$dir/model.gguf" $tiny
     echo here >"$dir/s"
     run 1 "$calibrate" --text $text -o "$dir/s" $tiny; says err "exists"
@@ -62,6 +62,56 @@ sys.exit(not (len(ratios) == int(sys.argv[3]) and all(1.02 < r < 1.6 for r in ra
 PY
 }
 
+# no_moments STATS NAME: one of NAME's correlations is 1 and another -1 everywhere, which no inputs have.
+no_moments() {
+    python3 - "$1" "$2" <<'PY'
+import struct, sys
+path, name = sys.argv[1], sys.argv[2].encode()
+data = bytearray(open(path, "rb").read())
+at = 24
+def take(form):
+    global at
+    values = struct.unpack_from("<" + form, data, at)
+    at += struct.calcsize("<" + form)
+    return values[0]
+def text():
+    global at
+    size = take("Q")
+    at += size
+    return bytes(data[at - size:at])
+tensor_count, kv_count = struct.unpack_from("<QQ", data, 8)
+for _ in range(kv_count):
+    text()
+    kind = take("I")
+    if kind == 9: take("I"), take("Q"), text()
+    elif kind == 8: text()
+    else: take("I")
+tensors = {}
+for _ in range(tensor_count):
+    key = text()
+    dims = [take("Q") for _ in range(take("I"))]
+    take("I")
+    tensors[key] = (take("Q"), dims)
+start = (at + 31) // 32 * 32
+offset, dims = tensors[name]
+for i in range(dims[0] * dims[1]):
+    struct.pack_into("<e", data, start + offset + 2 * i, 1 if i % 3 else -1)
+open(path, "wb").write(data)
+PY
+}
+
+moments_that_no_inputs_have_are_refused() {
+    local kind
+    run 0 "$calibrate" --max-tokens 300 --text $text -o "$dir/good" $tiny
+    for kind in blk.0.ffn_down_shexp.weight.in_moment blk.0.ffn_out.metric; do
+        cp "$dir/good" "$dir/s"
+        no_moments "$dir/s" $kind || { fail "no $kind in the file"; return; }
+        run 1 "$pack" --calibration "$dir/s" --recipe native --set 'blk\.0\.ffn_down_shexp\.weight=Q4_K' $tiny "$dir/s.spk"
+        grep -qE "s: '$kind', row [0-9]+: no inputs have such moments" "$dir/err" || fail "$(cat "$dir/err")"
+        [ "$(cd "$dir" && echo * .spk*)" = "err good out s .spk*" ] || fail "left: $(ls -A "$dir")"
+    done
+}
+
 # Of 100 tokens no expert has seen as many as it has columns, nor has the shared expert.
 what_was_seen_too_rarely_falls_back() {
     run 0 "$calibrate" --max-tokens 100 --text $text -o "$dir/s" $tiny; says out "8 of 8 saw fewer inputs"
@@ -84,6 +134,30 @@ is_an_imatrix() {
     run 1 "$pack" --calibration "$dir/i" --recipe ffn $tiny "$dir/j.spk"; says err "has no moments"
 }
 
+# The file is locked from the start: the first one waits for its text here.
+two_writers_of_one_file() {
+    mkfifo "$dir/text"
+    "$calibrate" --max-tokens 100 --text "$dir/text" -o "$dir/s" $tiny >"$dir/first" 2>&1 &
+    exec 3>"$dir/text"                                   # opened by the first one now
+    run 1 "$calibrate" --max-tokens 100 --text $text -o "$dir/s" $tiny; says err "s: is being written already"
+    run 1 "$calibrate" --max-tokens 100 --text $text -o "$dir/s" --force $tiny; says err "s: is being written already"
+    cat $text >&3
+    exec 3>&-
+    wait $! || fail "the first one: $(cat "$dir/first")"
+    [ -s "$dir/s" ] || fail "no file"
+}
+
+# The file would have some megabytes, and the text would take minutes.
+a_full_disk_is_told_before_the_work() {
+    mkdir "$dir/small"
+    if ! mount -t tmpfs -o size=1m spk-test "$dir/small" 2>/dev/null; then skip "cannot mount a tmpfs"; return; fi
+    for _ in 1 2 3 4 5 6 7 8 9 10; do cat $text; done >"$dir/text"
+    run 1 timeout 30 "$calibrate" --text "$dir/text" -o "$dir/small/s" $tiny
+    grep -qE "small/s: needs [0-9]{7} bytes, but the file system has only 10[0-9]{5} bytes available" "$dir/err" || fail "$(cat "$dir/err")"
+    [ -z "$(ls -A "$dir/small")" ] || fail "left: $(ls -A "$dir/small")"
+    umount "$dir/small"
+}
+
 # Without a shared expert, and without experts.
 takes_other_architectures() {
     for model in $moe $dense; do
@@ -94,7 +168,8 @@ takes_other_architectures() {
     done
 }
 
-for name in help_and_wrong_usage what_cannot_be_is_refused packs_with_what_was_recorded what_was_seen_too_rarely_falls_back \
+for name in help_and_wrong_usage what_cannot_be_is_refused packs_with_what_was_recorded moments_that_no_inputs_have_are_refused two_writers_of_one_file \
+            a_full_disk_is_told_before_the_work what_was_seen_too_rarely_falls_back \
             is_an_imatrix takes_other_architectures; do
     check $name
 done

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "formats/blocks.h"
 #include "formats/dequant.h"
@@ -175,6 +176,9 @@ static void write_stats(const char *to, uint32_t threads, uint32_t token_count) 
     CHECK_OK(spk_session_eval(session, tokens, token_count, SPK_LOGITS_NONE, NULL, &err), err);
     spk_calibration_file file = { .path = to, .replace = true, .dataset = "a/random", .chunk_tokens = 256, .chunk_count = 1 };
     CHECK_OK(spk_collector_write(collector, &file, &err), err);
+    struct stat info;
+    uint64_t most = spk_collector_file_bytes(collector), size = stat(to, &info) == 0 ? (uint64_t)info.st_size : 0;
+    CHECK(size <= most && most < size + size / 20, "%s has %d bytes, at most %d expected", to, (int)size, (int)most);
     spk_watch_stop(watch);
     spk_collector_destroy(collector);
     spk_session_destroy(session);
@@ -397,20 +401,59 @@ static void wrong_files_are_refused(void) {
         { "a.in_scale", f32, f16, { N, 1 }, { TRIANGLE, 1 }, 1, NAN, 0.5f, SPK_OK, SPK_E_CORRUPT, "not finite" },
         { "a.in_scale", f32, f16, { N, 1 }, { TRIANGLE, 1 }, 1, 1, 1.5f, SPK_OK, SPK_E_CORRUPT, "between -1 and 1" },
         { "a.in_scale", f32, f16, { N, 1 }, { TRIANGLE, 1 }, 1, 1, NAN, SPK_OK, SPK_E_CORRUPT, "between -1 and 1" },
+        /* Four inputs of which each two are opposed: -1/3 is as far as that can go, and a twentieth is added to the diagonal. */
+        { "a.in_scale", f32, f16, { N, 1 }, { TRIANGLE, 1 }, 1, 7, -0.33f, SPK_OK, SPK_OK, "" },
+        { "a.in_scale", f32, f16, { N, 1 }, { TRIANGLE, 1 }, 1, 7, -0.36f, SPK_OK, SPK_E_CORRUPT, "'a.in_moment', row 3: no inputs" },
+        { "a.in_scale", f32, f16, { N, 1 }, { TRIANGLE, 1 }, 1, 7, -0.9f, SPK_OK, SPK_E_CORRUPT, "'a.in_moment', row 2: no inputs" },
+        { "a.in_scale", f32, f16, { N, 2 }, { TRIANGLE, 2 }, 2, 7, -0.36f, SPK_OK, SPK_E_CORRUPT, "'a.in_moment', expert 1, row 3: no" },
     };
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         spk_calibration *calibration = NULL;
         spk_calibration_answer answer;
+        float moment[N * N];
+        uint64_t matrix_count = files[i].scale_dims[1];
         put_file(&files[i]);
         spk_status status = spk_calibration_open(path, &calibration, &err);
         CHECK(status == files[i].at_open, "file %zu: %s: %s", i, spk_status_name(status), status ? err.text : "");
-        if (status == SPK_OK) status = spk_calibration_moment(calibration, "a", N, 1, 0, &answer, NULL, &err);
+        if (status == SPK_OK)
+            status = spk_calibration_moment(calibration, "a", N, matrix_count, matrix_count - 1, &answer, moment, &err);
         if (files[i].at_open == SPK_OK)
             CHECK(status == files[i].at_lookup, "file %zu: %s at lookup", i, spk_status_name(status));
         CHECK(status == SPK_OK || (strstr(err.text, files[i].says) && strstr(err.text, path) && !strchr(err.text, '\n')),
               "file %zu: %s", i, err.text);
         spk_calibration_close(calibration);
     }
+}
+
+/* Three inputs that are nearly the same and outweigh all others.  Their correlations are rounded in F16 to 1, 1 and 1 - 2^-11, which
+ * 1 - 2^-12, 1 - 2^-12 and 1 - 2^-11 may be: vectors that exist, but not with the rounded ones, for which the damping of so many
+ * columns is too small. */
+static void rounding_is_no_reason_to_refuse(void) {
+    enum { COUNT = 1024 };
+    static float moment[COUNT * COUNT];
+    gguf_build b = { 0 };
+    gb_header(&b, 3, 3, 1);
+    gb_kv_string(&b, "general.type", "imatrix");
+    gb_tensor(&b, "a.counts", SPK_TYPE_F32, 0, GB_DIMS(1, 1));
+    gb_tensor(&b, "a.in_scale", SPK_TYPE_F32, 32, GB_DIMS(COUNT, 1));
+    gb_tensor(&b, "a.in_moment", SPK_TYPE_F16, 32 + COUNT * sizeof(float), GB_DIMS(COUNT * (COUNT - 1) / 2, 1));
+    gb_pad(&b, 32);
+    float count = 2000, large = 1, small = 1e-3f;
+    gb_raw(&b, &count, sizeof count);
+    gb_pad(&b, 32);
+    for (int i = 0; i < COUNT; i++) gb_raw(&b, i < 3 ? &large : &small, sizeof large);
+    for (int i = 0; i < COUNT * (COUNT - 1) / 2; i++) {
+        uint16_t half = spk_f32_to_f16(i < 2 ? 1 : i == 2 ? 1 - 0x1p-11f : 0);
+        gb_raw(&b, &half, sizeof half);
+    }
+    gb_save(&b, path);
+    gb_free(&b);
+    spk_calibration *calibration = NULL;
+    spk_calibration_answer answer = SPK_CALIBRATION_ABSENT;
+    CHECK_OK(spk_calibration_open(path, &calibration, &err), err);
+    CHECK_OK(spk_calibration_moment(calibration, "a", COUNT, 1, 0, &answer, moment, &err), err);
+    CHECK(answer == SPK_CALIBRATION_FOUND, "answer %d", answer);
+    spk_calibration_close(calibration);
 }
 
 static void an_imatrix_alone_is_refused(void) {
@@ -433,6 +476,7 @@ int main(void) {
     RUN(experts_seen_too_rarely_say_so);
     RUN(metric_weighs_what_routers_read);
     RUN(wrong_files_are_refused);
+    RUN(rounding_is_no_reason_to_refuse);
     RUN(an_imatrix_alone_is_refused);
     gb_remove_dir(dir);
     return CHECK_EXIT();

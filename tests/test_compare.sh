@@ -27,13 +27,13 @@ patch() { printf "$(printf '\\x%s' "${@:3}")" | dd of="$1" bs=1 seek="$2" conv=n
 offset_of() { echo $(($(LC_ALL=C grep -abo -m1 -F "$2" "$1" | head -n 1 | cut -d: -f1) + ${#2})); }
 
 # ---- A model against itself ----
-compare --text $text --max-tokens 100 --max-kl 0 --min-top1 1 --json "$dir/report" $model $model
+compare --text $text --max-tokens 100 --max-kl 0 --min-top1 1 --force --json "$dir/report" $model $model
 check "a model equals itself" '[ $rc -eq 0 ] && [ "$(field kl_mean)" = 0 ] && [ "$(field kl_max)" = 0 ] && [ "$(field top1)" = 1 ]'
 check "all positions but the last are scored" '[ "$(field positions)" = 99 ] && [ "$(field tokens)" = 100 ]'
 check "one window has no error between windows" '[ -z "$(field kl_window_se)" ]'
 
 # ---- Quantized weights against their original ----
-compare --text $text --ctx 64 --max-tokens 129 --json "$dir/report" $base $model $base $model
+compare --text $text --ctx 64 --max-tokens 129 --force --json "$dir/report" $base $model $base $model
 check "quantized weights differ, a little" '[ $rc -eq 0 ] && holds "$(field kl_mean) > 1e-4 && $(field kl_mean) < 0.05 && $(field top1) > 0.8"'
 check "figures are in order" 'holds "$(field kl_median) < $(field kl_p90) && $(field kl_p90) < $(field kl_p99) && $(field kl_p99) <= $(field kl_max)"'
 check "perplexities and their ratio agree" 'holds "(log($(field ppl_candidate) / $(field ppl_base)) - $(field ln_ppl_ratio)) ^ 2 < 1e-16"'
@@ -41,19 +41,19 @@ check "differences to the first candidate are paired" \
     'holds "$(field kl_diff_to_first 2) + $(field kl_mean) == 0 && $(field kl_diff_se 2) == $(field kl_se)" && [ "$(field kl_diff_to_first 3)" = 0 ]'
 check "no number is missing or beyond JSON" '! grep -qiE "null|nan|inf" "$dir/report"'
 cp "$dir/report" "$dir/first"
-compare --text $text --ctx 64 --max-tokens 129 --threads 1 --json "$dir/report" $base $model $base $model
+compare --text $text --ctx 64 --max-tokens 129 --threads 1 --force --json "$dir/report" $base $model $base $model
 check "threads change nothing" 'cmp -s "$dir/first" "$dir/report"'
 
-compare --text $text --max-tokens 100 --base-backend ref --backend cpu --json "$dir/report" $model $model
+compare --text $text --max-tokens 100 --base-backend ref --backend cpu --force --json "$dir/report" $model $model
 check "a backend against another one differs, a little" \
     '[ $rc -eq 0 ] && holds "$(field kl_mean) > 0 && $(field kl_mean) < 0.01" && says "ref backend)" && ! [ "$(field backend)" = "$(field backend 2)" ]'
 
 # ---- Windows and token lists ----
 "$SPK_BIN/spk-run" --tokenize --prompt-file $text $model 2>"$dir/err" | tr ' ' '\n' | head -n 129 >"$dir/tokens"
-compare --tokens "$dir/tokens" --ctx 64 --json "$dir/report" $base $model $base $model
+compare --tokens "$dir/tokens" --ctx 64 --force --json "$dir/report" $base $model $base $model
 check "a token list gives what its text gives" '[ $rc -eq 0 ] && [ "$(grep -v "\"text\"" "$dir/first")" = "$(grep -v "\"text\"" "$dir/report")" ]'
 { head -n 40 "$dir/tokens"; head -n 40 "$dir/tokens"; head -n 1 "$dir/tokens"; } | tr '\n' ',' >"$dir/twice"
-compare --tokens "$dir/twice" --ctx 40 --json "$dir/report" $base $model
+compare --tokens "$dir/twice" --ctx 40 --force --json "$dir/report" $base $model
 check "each window begins from an empty state" '[ $rc -eq 0 ] && [ "$(field windows)" = 2 ] && holds "$(field kl_window_se) < 1e-12 && $(field kl_se) > 1e-6"'
 
 # ---- Gates ----
@@ -65,7 +65,7 @@ compare --text $text --max-tokens 300 --min-top1 0.9999 $base $model
 check "a top-1 gate fails and says by how much" '[ $rc -eq 1 ] && says "FAILED --min-top1 0.9999: $model" && says "off by"'
 compare --text $text --max-tokens 100 --max-kl 0.00001 $base $base $model
 check "one failing candidate is enough" '[ $rc -eq 1 ] && says "passed --max-kl" && says "FAILED --max-kl"'
-compare --text $text --max-tokens 100 --min-top1 0.97 --json "$dir/report" $model $model
+compare --text $text --max-tokens 100 --min-top1 0.97 --force --json "$dir/report" $model $model
 check "99 of 99 are above 0.97" '[ $rc -eq 0 ] && says "same top-1, lower bound = 0.97339" && holds "$(field top1_lower) > 0.97338 && $(field top1_lower) < 0.9734"'
 compare --text $text --max-tokens 100 --min-top1 0.98 $model $model
 check "but too few for 0.98" '[ $rc -eq 1 ] && says "FAILED --min-top1 0.98" && says "off by"'
@@ -73,16 +73,16 @@ compare --text $text --max-tokens 100 --min-top1 1 $model $model
 check "1 asks for every position" '[ $rc -eq 0 ] && says "passed --min-top1 1: $model: same top-1 = 1"'
 compare --text $text --max-tokens 300 --min-top1 1 $base $model
 check "and one that differs is too many" '[ $rc -eq 1 ] && says "FAILED --min-top1 1"'
-compare --text $text --ctx 64 --max-tokens 257 --max-kl 1 --json "$dir/report" $base $model
+compare --text $text --ctx 64 --max-tokens 257 --max-kl 1 --force --json "$dir/report" $base $model
 check "the KL bound takes the larger error" \
     'holds "($(field kl_mean) + 1.645 * ($(field kl_se) > $(field kl_window_se) ? $(field kl_se) : $(field kl_window_se)) - $(field kl_upper)) ^ 2 < 1e-24" && says "= $(printf %.5g "$(field kl_upper)")"'
 
 # ---- The window ----
 cp $model "$dir/short.gguf"
 patch "$dir/short.gguf" $(($(offset_of "$dir/short.gguf" qwen35moe.context_length) + 4)) 30 00 00 00
-compare --text $text --max-tokens 100 --json "$dir/report" $model "$dir/short.gguf"
+compare --text $text --max-tokens 100 --force --json "$dir/report" $model "$dir/short.gguf"
 check "a window is no longer than a model was trained on" '[ $rc -eq 0 ] && [ "$(field ctx)" = 48 ] && [ "$(field windows)" = 3 ] && says "in 3 windows of 48"'
-compare --text $text --max-tokens 700 --json "$dir/report" $model $model
+compare --text $text --max-tokens 700 --force --json "$dir/report" $model $model
 check "nor than 512" '[ $rc -eq 0 ] && [ "$(field ctx)" = 512 ]'
 
 # ---- The report: begun before the work, and never in the place of an input ----
@@ -92,18 +92,20 @@ check "a report that cannot be written is found before anything else" '[ $rc -eq
     cat >"$dir/out"
 check "gates are printed whatever becomes of the report" 'says "passed --max-kl 0" && says "lost" && says "rc 1" && [ ! -e "$dir/lost" ] && no_leftovers'
 echo keep >"$dir/report"
-compare --text $text --json "$dir/report" $model "$dir/no.gguf"
+compare --text $text --force --json "$dir/report" $model "$dir/no.gguf"
 check "a failure leaves an old report" '[ $rc -eq 1 ] && one_line && [ "$(cat "$dir/report")" = keep ] && no_leftovers'
+compare --text $text --json "$dir/report" "$dir/no.gguf" "$dir/no.gguf"
+check "which is not replaced without --force, before anything else" '[ $rc -eq 1 ] && one_line && says "report: exists already" && [ "$(cat "$dir/report")" = keep ]'
 cp $text "$dir/text"
 compare --text "$dir/text" --json "$dir/text" $model $model
-check "the text is not replaced" '[ $rc -eq 2 ] && one_line && says "that is the input" && cmp -s $text "$dir/text"'
+check "the text is not replaced" '[ $rc -eq 1 ] && one_line && says "that is the input" && cmp -s $text "$dir/text"'
 cp "$dir/tokens" "$dir/ids"
 compare --tokens "$dir/ids" --json "$dir/ids" $model $model
-check "nor are the ids" '[ $rc -eq 2 ] && one_line && cmp -s "$dir/tokens" "$dir/ids"'
+check "nor are the ids" '[ $rc -eq 1 ] && one_line && cmp -s "$dir/tokens" "$dir/ids"'
 compare --tokens "$dir/ids" --json "$dir/$(printf 'caf\351')" $model "$dir/../$(basename "$dir")/short.gguf"
 check "a path that is no UTF-8 is a path" '[ $rc -eq 0 ]'
 mv "$dir/ids" "$dir/$(printf 'caf\351')"
-compare --tokens "$dir/$(printf 'caf\351')" --json "$dir/report" $model $model
+compare --tokens "$dir/$(printf 'caf\351')" --force --json "$dir/report" $model $model
 check "and JSON all the same" '[ $rc -eq 0 ] && iconv -f UTF-8 -t UTF-8 "$dir/report" >/dev/null && grep -qF "$(printf "caf\357\277\275")" "$dir/report"'
 
 # ---- Refusals ----
@@ -135,7 +137,7 @@ compare --tokens "$dir/bad" $model $model
 refuses "a text too short" 1 "2 tokens; expected 3"
 cp $model "$dir/model.gguf"
 compare --text $text --max-tokens 10 --json "$dir/model.gguf" $model "$dir/model.gguf"
-refuses "to replace a model by its report" 2 "that is the input"
+refuses "to replace a model by its report" 1 "that is the input"
 check "and left the model alone" 'cmp -s $model "$dir/model.gguf"'
 compare --text "$dir/nowhere.txt" $model $model
 refuses "a missing text" 1 "nowhere.txt"

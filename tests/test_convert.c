@@ -6,6 +6,7 @@
 
 #include "formats/dequant.h"
 #include "formats/gguf.h"
+#include "requant/plan_report.h"
 #include "requant/quant.h"
 #include "tests/convert_build.h"
 
@@ -120,6 +121,26 @@ static void requantized_tensors_are_the_quantizers_and_others_the_sources(void) 
     CHECK_OK(spk_pack_verify(p, 1, NULL, NULL, &err), err);
     gb_free(&source);
     spk_pack_close(p);
+    gb_remove_dir(dir);
+}
+
+/* What a page is made of is the pack that was made, not one with the same name and tensors that came after it. */
+static void another_pack_is_told_from_the_one_that_was_made(void) {
+    gb_make_dir(dir);
+    const char *packed = in_dir("a.spk"), *other = in_dir("b.spk");
+    CHECK_OK(pack(TINY36, packed, &(pack_request){ .recipe = "ffn" }), err);
+    CHECK_OK(pack(TINY36, other, &(pack_request){ .recipe = "ffn", .imatrix_path = "tests/models/tiny-qwen36.imatrix.gguf" }), err);
+    spk_pack *made = NULL, *found = NULL;
+    CHECK_OK(spk_pack_open(packed, &made, &err), err);
+    CHECK_OK(spk_pack_open(other, &found, &err), err);
+    spk_convert_plan plan = { .tensor_count = spk_pack_tensor_count(made) };
+    plan.tensors = malloc(plan.tensor_count * sizeof *plan.tensors);
+    memcpy(plan.tensors, spk_pack_tensors(made), plan.tensor_count * sizeof *plan.tensors);
+    CHECK_OK(spk_plan_check_pack(&plan, made, &err), err);
+    CHECK(spk_plan_check_pack(&plan, found, &err) == SPK_E_IO && strstr(err.text, "b.spk: was replaced") != NULL, "%s", err.text);
+    spk_convert_plan_free(&plan);
+    spk_pack_close(made);
+    spk_pack_close(found);
     gb_remove_dir(dir);
 }
 
@@ -363,6 +384,7 @@ static void an_imatrix_of_another_model_is_refused(void) {
 
 int main(void) {
     RUN(requantized_tensors_are_the_quantizers_and_others_the_sources);
+    RUN(another_pack_is_told_from_the_one_that_was_made);
     RUN(float_sources_are_requantized);
     RUN(the_number_of_threads_changes_nothing);
     RUN(a_long_matrix_is_cut_and_comes_out_whole);

@@ -9,7 +9,9 @@
 #include <fcntl.h>
 #include <string.h>
 
+#include "formats/outfile.h"
 #include "requant/convert.h"
+#include "requant/repair.h"
 #include "runtime/tokenizer_internal.h"
 #include "runtime/runtime.h"
 #include "tests/check.h"
@@ -23,25 +25,31 @@ static char dir[GB_PATH_MAX], source_path[GB_PATH_MAX], pack_path[GB_PATH_MAX], 
 
 /* ---- What is tried ---- */
 
-static spk_status convert(bool resumes, spk_error *err) {
+/* begins: OUT is begun before everything else, as spk-pack does. */
+static spk_status convert(bool resumes, bool begins, spk_error *err) {
+    spk_outfile *file = NULL;
     spk_gguf *source = NULL;
     spk_recipe *recipe = NULL;
     spk_convert_plan plan = { .tensor_count = 0 };
-    spk_status status = spk_gguf_open(source_path, &source, err);
+    spk_status status = begins ? spk_outfile_create(out_path, false, 0, &file, err) : SPK_OK;
+    if (status == SPK_OK) status = spk_gguf_open(source_path, &source, err);
     if (status == SPK_OK) status = spk_recipe_load("native", "", &recipe, err);
     if (status == SPK_OK) status = spk_recipe_set(recipe, "blk\\..*\\.ffn_down\\.weight=Q4_K", err);
     spk_convert_options options = { .source = source, .out_path = out_path, .recipe = recipe, .imatrix_name = "",
                                     .thread_count = 2, .resume = resumes };
     if (status == SPK_OK) status = spk_convert_plan_make(&options, &plan, err);
+    options.out_file = file;
     if (status == SPK_OK) status = spk_convert_run(&options, &plan, err);
+    else spk_outfile_abort(file);
     spk_convert_plan_free(&plan);
     spk_recipe_free(recipe);
     spk_gguf_close(source);
     return status;
 }
 
-static spk_status pack(spk_error *err) { return convert(false, err); }
-static spk_status resume(spk_error *err) { return convert(true, err); }
+static spk_status pack(spk_error *err) { return convert(false, false, err); }
+static spk_status begin_pack(spk_error *err) { return convert(false, true, err); }
+static spk_status resume(spk_error *err) { return convert(true, false, err); }
 
 static spk_status unpack(spk_error *err) {
     spk_pack *p = NULL;
@@ -125,7 +133,8 @@ static const struct {
     spk_status (*run)(spk_error *err);
     const char *wanted;         /* what OUT must be the same as where it is there; NULL: there is no OUT */
 } works[] = {
-    { "pack", pack, wanted_path }, { "resume", resume, wanted_path }, { "unpack", unpack, source_path },
+    { "pack", pack, wanted_path }, { "begin, pack", begin_pack, wanted_path }, { "resume", resume, wanted_path },
+    { "unpack", unpack, source_path },
     { "verify", verify, NULL }, { "open GGUF", open_gguf, NULL }, { "decode pack", decode_pack, NULL },
     { "decode GGUF", decode_gguf, NULL }, { "tokenize", tokenize, NULL }, { "imatrix", read_imatrix, NULL },
     { "recipe", read_recipe, NULL },
@@ -230,6 +239,61 @@ static void every_fault_is_an_error_or_survived(void) {
     }
 }
 
+/* A small file, whose size was not known when it was begun: written at once, or found to have no room when it is synced. */
+static void a_full_disk_says_what_is_needed(void) {
+    static const struct { fault_kind kind; int code; const char *says; } cases[] = {
+        { FAULT_FULL, ENOSPC, "small: needs 11 bytes, but the file system has only " },
+        { FAULT_FULL, EDQUOT, "small: needs 11 bytes, but the disk quota is used up" },
+        { FAULT_SYNC, ENOSPC, "small: needs 11 bytes, but the file system has only " },
+        { FAULT_SYNC, EDQUOT, "small: needs 11 bytes, but the disk quota is used up" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char path[GB_PATH_MAX];
+        int files_before = gb_file_count(dir);
+        spk_outfile *file = NULL;
+        spk_error err = { 0 };
+        CHECK_OK(spk_outfile_create(gb_path(path, dir, "small"), false, 0, &file, &err), err);
+        fault_full_code = fault_sync_code = cases[i].code;
+        fault_left = 1;
+        fault_armed = cases[i].kind;
+        spk_status status = spk_outfile_write(file, 0, "hello world", 11, &err);
+        if (status == SPK_OK) status = spk_outfile_commit(file, &err);
+        else spk_outfile_abort(file);
+        fault_armed = FAULT_NONE;
+        fault_full_code = ENOSPC;
+        fault_sync_code = EIO;
+        CHECK(status == SPK_E_SPACE && strstr(err.text, cases[i].says) != NULL, "case %d: %s: %s", (int)i, spk_status_name(status),
+              err.text);
+        CHECK(gb_file_count(dir) == files_before, "case %d: a file was left", (int)i);
+    }
+}
+
+static void exchange_pack(const char *path, int flags) {
+    if (strcmp(path, out_path) == 0 && (flags & O_ACCMODE) == O_RDWR) CHECK(rename(left_path, out_path) == 0, "%s", left_path);
+}
+
+/* Another file takes the damaged pack's name between the opening to read and the one to write. */
+static void a_pack_that_is_exchanged_is_not_repaired(void) {
+    spk_gguf *source = NULL;
+    spk_repair_result result;
+    spk_error err = { 0 };
+    struct stat info;
+    copy_file(pack_path, out_path);
+    copy_file(wanted_path, left_path);
+    int fd = open(out_path, O_RDWR | O_CLOEXEC);
+    CHECK(fstat(fd, &info) == 0 && pwrite(fd, "damage", 6, info.st_size / 2) == 6, "%s", out_path);
+    (void)close(fd);
+    CHECK_OK(spk_gguf_open(source_path, &source, &err), err);
+    spk_repair_options options = { .source = source };
+    fault_before_open = exchange_pack;
+    spk_status status = spk_repair(out_path, &options, &result, &err);
+    fault_before_open = NULL;
+    CHECK(status == SPK_E_IO && strstr(err.text, "was replaced") != NULL, "%s: %s", spk_status_name(status), err.text);
+    CHECK(same_bytes(out_path, wanted_path), "the other file was written to");
+    spk_gguf_close(source);
+    (void)remove(out_path);
+}
+
 /* ---- Files ---- */
 
 static void stop_converting(void *context, uint64_t done_bytes, uint64_t total_bytes) {
@@ -276,6 +340,8 @@ static void make_files(void) {
 int main(void) {
     make_files();
     RUN(every_fault_is_an_error_or_survived);
+    RUN(a_full_disk_says_what_is_needed);
+    RUN(a_pack_that_is_exchanged_is_not_repaired);
     gb_remove_dir(dir);
     return CHECK_EXIT();
 }

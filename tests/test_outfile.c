@@ -168,6 +168,53 @@ static void a_stale_temporary_file_is_no_obstacle(void) {
     (void)remove(stale);
 }
 
+/* Leaves a temporary file of "new" with some bytes in it, as a run does that is killed. */
+static void leave_temporary_file(void) {
+    char path[GB_PATH_MAX];
+    (void)fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        spk_outfile *file = NULL;
+        if (spk_outfile_create(gb_path(path, dir, "new"), false, 3, &file, NULL) == SPK_OK) write_text(file, "left");
+        _exit(0);
+    }
+    CHECK(child > 0 && waitpid(child, NULL, 0) == child && gb_file_count(dir) == 1, "a file was left");
+}
+
+/* How a child ends that reopens "new", writes to it or not, and then aborts (signal_number 0) or gets a signal. */
+static int reopen_and_end(bool writes, int signal_number) {
+    char path[GB_PATH_MAX];
+    int  status = 0;
+    (void)fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        spk_outfile *file = NULL;
+        char         left[4];
+        spk_outfile_remove_on_signals();
+        if (spk_outfile_reopen(gb_path(path, dir, "new"), false, 0, &file, NULL) != SPK_OK) _exit(1);
+        if (spk_outfile_read(file, 0, left, 4, NULL) != SPK_OK || memcmp(left, "left", 4) != 0) _exit(2);
+        if (spk_outfile_expect(file, UINT64_C(1) << 60, NULL) != SPK_E_SPACE || spk_outfile_expect(file, 4, NULL) != SPK_OK) _exit(3);
+        if (writes) write_text(file, "more");
+        if (signal_number != 0) (void)raise(signal_number);
+        spk_outfile_abort(file);
+        _exit(0);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child, "fork");
+    return status;
+}
+
+/* Whoever only looked at what a killed run left, leaves it to the next one. */
+static void what_was_left_stays_until_it_is_written_to(void) {
+    for (int ending = 0; ending < 2; ending++) {
+        int signal_number = ending == 0 ? 0 : SIGTERM, status;
+        leave_temporary_file();
+        status = reopen_and_end(false, signal_number);
+        CHECK(status == signal_number && gb_file_count(dir) == 1, "ended with %x, %d files", (unsigned)status, gb_file_count(dir));
+        status = reopen_and_end(true, signal_number);
+        CHECK(status == signal_number && gb_file_count(dir) == 0, "ended with %x, %d files", (unsigned)status, gb_file_count(dir));
+    }
+}
+
 static void a_replaced_file_keeps_its_permissions(void) {
     static const mode_t modes[] = { 0600, 0640, 0664, 0777 };
     char         path[GB_PATH_MAX];
@@ -244,6 +291,12 @@ static void too_little_space_is_seen_before_writing(void) {
     CHECK(strstr(err.text, "needs 1152921504606846976 bytes") != NULL && strstr(err.text, "available") != NULL, "%s",
           err.text);
     CHECK(gb_file_count(dir) == 0, "nothing is left");
+    CHECK_OK(spk_outfile_create(path, false, 0, &file, &err), err);
+    CHECK(spk_outfile_expect(file, UINT64_C(1) << 60, &err) == SPK_E_SPACE, "%s", err.text);
+    CHECK(strstr(err.text, "needs 1152921504606846976 bytes") != NULL && strstr(err.text, path) != NULL, "%s", err.text);
+    CHECK_OK(spk_outfile_expect(file, 3, &err), err);
+    spk_outfile_abort(file);
+    CHECK(gb_file_count(dir) == 0, "nothing is left");
 }
 
 static void a_signal_removes_the_temporary_file(void) {
@@ -314,6 +367,7 @@ int main(void) {
     RUN(a_symbolic_link_stays_a_link);
     RUN(a_name_may_have_full_length);
     RUN(a_stale_temporary_file_is_no_obstacle);
+    RUN(what_was_left_stays_until_it_is_written_to);
     RUN(a_replaced_file_keeps_its_permissions);
     RUN(a_write_protected_file_is_refused);
     RUN(what_cannot_be_a_file_is_refused);

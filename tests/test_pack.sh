@@ -165,9 +165,9 @@ existing_files_and_inputs_are_kept() {
     echo old >"$dir/a.spk"
     run 1 "$pack" "$tiny" "$dir/a.spk"; says err "exists"
     [ "$(cat "$dir/a.spk")" = old ] || fail "replaced without --force"
-    run 1 "$pack" --force "$dir/in.gguf" "$dir/in.gguf"; says err "is the source itself"
-    run 1 "$pack" --force "$dir/in.gguf" "$dir/../$(basename "$dir")/hard.gguf"; says err "is the source itself"
-    run 1 "$pack" --force --imatrix "$dir/i.gguf" "$dir/in.gguf" "$dir/i.gguf"; says err "is an input"
+    run 1 "$pack" --force "$dir/in.gguf" "$dir/in.gguf"; says err "that is the input $dir/in.gguf"
+    run 1 "$pack" --force "$dir/in.gguf" "$dir/../$(basename "$dir")/hard.gguf"; says err "that is the input $dir/in.gguf"
+    run 1 "$pack" --force --imatrix "$dir/i.gguf" "$dir/in.gguf" "$dir/i.gguf"; says err "that is the input $dir/i.gguf"
     run 1 "$pack" --force "$tiny" "$dir"; says err "directory"
     cmp -s "$tiny" "$dir/in.gguf" || fail "the source changed"
     run 0 "$pack" --force "$tiny" "$dir/a.spk"
@@ -234,6 +234,26 @@ a_terminated_run_leaves_nothing() {
     if [ $rc -eq 0 ]; then skip "the run ended before the signal came"; return; fi
     [ $rc -eq 143 ] || fail "ended with $rc, expected the signal: $(cat "$dir/err")"
     expect_files ""
+}
+
+# What a killed run left is kept by a run that fails before it writes, and by one that is ended then.
+a_killed_run_is_gone_on_with() {
+    if [ ! -e "$bf16" ]; then skip "$bf16 is not there"; return; fi
+    local job=(--threads 1 --effort best --recipe native --set '.*_exps\.weight=Q6_K' "$bf16" "$dir/a.spk") tries=0 pid left
+    "$pack" "${job[@]}" >/dev/null 2>"$dir/err" &
+    pid=$!
+    until [ "$(du -k "$dir"/.spk-* 2>/dev/null | cut -f 1)" -gt 9000 ] 2>/dev/null || [ -e "$dir/a.spk" ] || [ $((tries += 1)) -gt 10000 ]; do :; done
+    kill -KILL $pid 2>/dev/null
+    { wait $pid; } 2>/dev/null
+    if [ -e "$dir/a.spk" ]; then skip "the run ended before the signal came"; return; fi
+    left=$(echo "$dir"/.spk-*)
+    run 1 "$pack" --resume --set 'nosuch=Q8_0' "${job[@]}"; says err "matches no tensor"
+    run 1 "$pack" --resume --write-recipe "$dir/no/recipe" "${job[@]}"; says err "no/recipe"
+    [ -s "$left" ] || fail "what the killed run left is gone"
+    run 0 "$pack" --resume "${job[@]}"; says out "resumed    after"
+    mkdir "$dir/b" && run 0 "$pack" "${job[@]:0:8}" "$bf16" "$dir/b/a.spk"
+    cmp -s "$dir/a.spk" "$dir/b/a.spk" || fail "not the pack of an undisturbed run"
+    expect_files "./a.spk ./b/a.spk "
 }
 
 unpacking_gives_the_source_back() {
@@ -304,7 +324,7 @@ a_wrong_better_source_is_refused() {
     run 1 "$pack" --source-weights "$tiny" "$tiny" "$dir/a.spk"
     says err "no tensor that is requantized is more precise there than in $tiny"
     cp "$tiny" "$dir/w.gguf"
-    run 1 "$pack" --force --source-weights "$dir/w.gguf" "$tiny" "$dir/w.gguf"; says err "is the file of better weights"
+    run 1 "$pack" --force --source-weights "$dir/w.gguf" "$tiny" "$dir/w.gguf"; says err "that is the input $dir/w.gguf"
     cmp -s "$tiny" "$dir/w.gguf" || fail "the file of better weights changed"
     if [ -e "$bf16" ]; then
         run 1 "$pack" --recipe native --set 'blk\.1\.ffn_up_shexp\.weight=Q4_K' --source-weights "$tiny" "$bf16" "$dir/a.spk"
@@ -318,7 +338,7 @@ for t in help_and_version wrong_usage_is_status_2 a_pack_is_made_and_reported js
     a_model_without_a_default_is_packed_natively_and_told a_default_that_does_not_fit_the_types_is_told \
     existing_files_and_inputs_are_kept a_bad_input_is_one_line_and_leaves_nothing an_unwritable_directory_is_refused \
     a_file_size_limit_leaves_nothing too_small_a_disk_is_told_before_the_work a_full_stdout_is_a_failure \
-    a_terminated_run_leaves_nothing unpacking_gives_the_source_back \
+    a_terminated_run_leaves_nothing a_killed_run_is_gone_on_with unpacking_gives_the_source_back \
     unpacking_something_else_than_the_source_is_told unpacking_a_requant_gives_a_gguf_and_says_so \
     a_better_source_is_used_and_told a_wrong_better_source_is_refused; do
     check $t

@@ -43,7 +43,7 @@ check "KL by position, its distribution, the map, both perplexities" 'has compar
 check "worst tokens in their text" '[ "$(grep -c "<mark><bdi>" "$dir/compare.html")" = 20 ] && grep -q "<bdi>[^<]*[a-z] [a-z]*[^<]*</bdi><mark>" "$dir/compare.html"'
 check "a model that equals the base has no pictures of zeros" 'has compare.html "Every KL is zero" && has compare.html "no map of errors"'
 cp "$dir/compare.html" "$dir/first.html"
-compare --text $text --ctx 64 --max-tokens 700 --threads 1 --html "$dir/compare.html" $model "$dir/fast.spk" $model
+compare --text $text --ctx 64 --max-tokens 700 --threads 1 --force --html "$dir/compare.html" $model "$dir/fast.spk" $model
 check "the same page for any number of threads" 'cmp -s "$dir/first.html" "$dir/compare.html"'
 check "every picture has a title" '[ "$(grep -o "<svg role=\"img\"" "$dir/compare.html" | wc -l)" = "$(grep -o "<svg role=\"img\"[^>]*><title>[^<]" "$dir/compare.html" | wc -l)" ]'
 
@@ -73,26 +73,30 @@ check "by spk-pack too" '[ $rc -eq 1 ] && one_line && says "nowhere/page" && [ !
 (ulimit -f 0; "$SPK_BIN/spk-compare" --text $text --max-tokens 50 --max-kl 0 --html "$dir/lost" $model $model 2>&1; echo "rc $?") | cat >"$dir/out"
 check "gates are printed whatever becomes of the page" 'says "passed --max-kl 0" && says "lost" && says "rc 1" && [ ! -e "$dir/lost" ] && no_leftovers'
 echo keep >"$dir/page"
-compare --text $text --html "$dir/page" $model "$dir/no.gguf"
+compare --text $text --force --html "$dir/page" $model "$dir/no.gguf"
 check "a failure leaves an old page" '[ $rc -eq 1 ] && [ "$(cat "$dir/page")" = keep ] && no_leftovers'
-pack --report "$dir/page" $model "$dir/fast.spk"
-check "of spk-pack too" '[ $rc -eq 1 ] && says "fast.spk" && [ "$(cat "$dir/page")" = keep ] && no_leftovers'
+pack --force --report "$dir/page" "$dir/no.gguf" "$dir/fast.spk"
+check "of spk-pack too" '[ $rc -eq 1 ] && says "no.gguf" && [ "$(cat "$dir/page")" = keep ] && no_leftovers'
+pack --report "$dir/page" $model "$dir/never.spk"
+check "which is not replaced without --force, before anything else" '[ $rc -eq 1 ] && one_line && says "page: exists already" && [ "$(cat "$dir/page")" = keep ] && [ ! -e "$dir/never.spk" ] && no_leftovers'
+compare --text $text --html "$dir/page" "$dir/no.gguf" "$dir/no.gguf"
+check "by spk-compare neither" '[ $rc -eq 1 ] && one_line && says "page: exists already" && [ "$(cat "$dir/page")" = keep ]'
 pack --dry-run --report "$dir/page" $model
 check "a dry run has no page" '[ $rc -eq 2 ] && says "dry-run" && [ "$(cat "$dir/page")" = keep ]'
 
 # ---- Never in the place of an input or of another output ----
 cp $model "$dir/model.gguf"
 pack --report "$dir/model.gguf" "$dir/model.gguf" "$dir/never.spk"
-check "the source is not replaced" '[ $rc -eq 2 ] && says "that is the input" && cmp -s $model "$dir/model.gguf"'
+check "the source is not replaced" '[ $rc -eq 1 ] && says "that is the input" && cmp -s $model "$dir/model.gguf"'
 pack --report "$dir/never.spk" $model "$dir/never.spk"
-check "the page is not the pack" '[ $rc -eq 2 ] && says "that is the pack" && [ ! -e "$dir/never.spk" ]'
+check "the page is not the pack" '[ $rc -eq 1 ] && says "that is the pack" && [ ! -e "$dir/never.spk" ]'
 pack --report "$dir/./twice.spk" $model "$dir/twice.spk"
 check "by no other name" '[ $rc -eq 1 ] && says "twice.spk: is being written already" && [ ! -e "$dir/twice.spk" ] && no_leftovers'
 compare --text $text --html "$dir/model.gguf" $model "$dir/model.gguf"
-check "a model is not replaced" '[ $rc -eq 2 ] && says "that is the input" && cmp -s $model "$dir/model.gguf"'
+check "a model is not replaced" '[ $rc -eq 1 ] && says "that is the input" && cmp -s $model "$dir/model.gguf"'
 cp $text "$dir/text"
 compare --text "$dir/text" --html "$dir/text" $model $model
-check "nor is the text" '[ $rc -eq 2 ] && says "that is the input" && cmp -s $text "$dir/text"'
+check "nor is the text" '[ $rc -eq 1 ] && says "that is the input" && cmp -s $text "$dir/text"'
 compare --text $text --html "$dir/both" --json "$dir/both" $model $model
 check "one file for two outputs" '[ $rc -eq 2 ] && says "--json and --html" && [ ! -e "$dir/both" ]'
 

@@ -74,17 +74,19 @@ run --tokens "$dir/ids" --logits "$dir/logits" $model
 check "logits of every token" '[ $rc -eq 0 ] && [ "$(stat -c %s "$dir/logits")" = $((4 * 4096 * $(wc -w <"$dir/ids"))) ] && no_leftovers'
 cp "$dir/logits" "$dir/first"
 echo other >"$dir/logits"
-run --prompt-file <(printf 'In the beginning') --logits "$dir/logits" $model
-check "another file is replaced, and a pipe is read" '[ $rc -eq 0 ] && cmp -s "$dir/first" "$dir/logits"'
+run --prompt a --logits "$dir/logits" "$dir/no.gguf"
+check "another file is not replaced without --force, found before anything else" '[ $rc -eq 1 ] && one_line && says "logits: exists already" && [ "$(cat "$dir/logits")" = other ]'
+run --prompt-file <(printf 'In the beginning') --force --logits "$dir/logits" $model
+check "with it, it is, and a pipe is read" '[ $rc -eq 0 ] && cmp -s "$dir/first" "$dir/logits"'
 cp $model "$dir/model.gguf"
 ln "$dir/model.gguf" "$dir/link.gguf"
 run --prompt a --logits "$dir/link.gguf" "$dir/model.gguf"
-check "never the model" '[ $rc -eq 2 ] && one_line && says "that is the input" && cmp -s $model "$dir/model.gguf"'
+check "never the model" '[ $rc -eq 1 ] && one_line && says "that is the input" && cmp -s $model "$dir/model.gguf"'
 printf 'some words' >"$dir/prompt"
 run --prompt-file "$dir/prompt" --logits "$dir/prompt" $model
-check "never the prompt" '[ $rc -eq 2 ] && one_line && says "that is the input" && [ "$(cat "$dir/prompt")" = "some words" ]'
+check "never the prompt" '[ $rc -eq 1 ] && one_line && says "that is the input" && [ "$(cat "$dir/prompt")" = "some words" ]'
 run --tokens "$dir/ids" --logits "$dir/ids" $model
-check "never the ids" '[ $rc -eq 2 ] && one_line && [ -s "$dir/ids" ]'
+check "never the ids" '[ $rc -eq 1 ] && one_line && [ -s "$dir/ids" ]'
 mkfifo "$dir/pipe"
 ln -s /dev/full "$dir/full"
 mkdir "$dir/folder"
@@ -93,7 +95,7 @@ for target in pipe full folder nowhere/logits; do
     check "not to a $target" '[ $rc -eq 1 ] && one_line && says "$dir/$target"'
 done
 check "which are still there" '[ -p "$dir/pipe" ] && [ -c "$dir/full" ] && no_leftovers'
-(ulimit -f 20; run --tokens "$dir/ids" --logits "$dir/logits" $model; exit $rc) 2>>"$dir/err"
+(ulimit -f 20; run --tokens "$dir/ids" --force --logits "$dir/logits" $model; exit $rc) 2>>"$dir/err"
 check "what cannot be written whole leaves what was there" '[ $? -eq 1 ] && cmp -s "$dir/first" "$dir/logits" && no_leftovers'
 
 # ---- Logits that are no numbers: finite weights, too large for the sums over them ----
@@ -111,7 +113,7 @@ for backend in auto ref; do
 done
 run --tokens "$dir/ids" -n 4 --temp 1 --json "$dir/bad.spk"
 check "when sampling, too, and in JSON" '[ $rc -eq 1 ] && one_line && [ ! -s "$dir/out" ]'
-run --tokens "$dir/ids" --logits "$dir/logits" "$dir/bad.spk"
+run --tokens "$dir/ids" --force --logits "$dir/logits" "$dir/bad.spk"
 check "and no file of them" '[ $rc -eq 1 ] && one_line && says "position 0: the logit of token" && cmp -s "$dir/first" "$dir/logits" && no_leftovers'
 "$SPK_BIN/spk-bench" --contexts 1 --tokens 1 --prompt 1 --repeats 1 "$dir/bad.spk" >"$dir/out" 2>"$dir/err"
 check "and no speed" '[ $? -eq 1 ] && one_line && says "position 0: the logit of token" && [ ! -s "$dir/out" ]'

@@ -27,17 +27,19 @@ static void every_part_of_a_split_model_is_an_input(void) {
     }
     spk_error err = { 0 };
     spk_model model = { .path = path };
-    CHECK_OK(spk_gguf_open(gb_path(path, dir, names[0]), &model.gguf, &err), err);
-    if (model.gguf == NULL) return;
+    CHECK_OK(spk_gguf_open(gb_path(path, dir, names[0]), &model.own_gguf, &err), err);
+    if (model.own_gguf == NULL) return;
+    model.gguf = model.own_gguf;
     for (int part = 0; part < 2; part++) {
         char target[GB_PATH_MAX];
-        CHECK(spk_tool_output_check("--logits", gb_path(target, dir, names[part]), &model, &err) == SPK_E_USAGE,
+        CHECK(spk_tool_output_check_model("--logits", gb_path(target, dir, names[part]), &model, &err) == SPK_E_EXISTS,
               "part %d", part);
         CHECK(strstr(err.text, "--logits") == err.text && strstr(err.text, names[part]) != NULL, "%s", err.text);
     }
-    CHECK_OK(spk_tool_output_check("--logits", "README.md", &model, &err), err);
-    CHECK_OK(spk_tool_output_check("--json", NULL, &model, &err), err);
-    spk_gguf_close(model.gguf);
+    CHECK_OK(spk_tool_output_check_model("--logits", "README.md", &model, &err), err);
+    CHECK_OK(spk_tool_output_check_model("--json", NULL, &model, &err), err);
+    CHECK_OK(spk_tool_output_check_gguf("--json", names[0], NULL, &err), err);
+    spk_gguf_close(model.own_gguf);
 }
 
 static void an_output_never_replaces_an_input(void) {
@@ -51,14 +53,18 @@ static void an_output_never_replaces_an_input(void) {
     const int count = gb_file_count(dir);
     spk_outfile *file = NULL;
     spk_error err = { 0 };
-    CHECK(spk_tool_output_begin("--json", path, inputs, 2, 0, &file, &err) == SPK_E_USAGE, "through a link");
+    CHECK(spk_tool_output_begin("--json", path, true, inputs, 2, 0, &file, &err) == SPK_E_EXISTS, "through a link");
     CHECK(gb_file_count(dir) == count, "nothing is begun");
-    CHECK_OK(spk_tool_output_begin("--json", gb_path(path, dir, "report"), inputs, 2, 0, &file, &err), err);
+    CHECK_OK(spk_tool_output_begin("--json", gb_path(path, dir, "report"), false, inputs, 2, 0, &file, &err), err);
     cJSON *report = cJSON_CreateObject();
     spk_tool_json_number(report, "x", 1);
     CHECK_OK(spk_tool_json_commit(file, report, &err), err);
     cJSON_Delete(report);
     CHECK(gb_file_count(dir) == count + 1, "the report, and nothing else");
+    CHECK(spk_tool_output_begin("--json", path, false, inputs, 2, 0, &file, &err) == SPK_E_EXISTS, "a report that is there");
+    CHECK_OK(spk_tool_output_begin("--json", path, true, inputs, 2, 0, &file, &err), err);
+    spk_outfile_abort(file);
+    CHECK(gb_file_count(dir) == count + 1, "still the report, and nothing else");
 }
 
 /* Entries of a vocabulary; NULL ends a list. */

@@ -60,7 +60,7 @@ for round in $(seq "$rounds"); do
     (cd "$libs" && ../../../llama-bench -m "$model" -t "$threads" -p 64 -n 32 -r 1 -o jsonl 2>/dev/null) \
         >"$peer/bench.theirs"
     while IFS= read -r line; do note theirs "$line"; done <"$peer/bench.theirs"
-    "$bin/spk-bench" --threads "$threads" --prompt 64 --contexts 1 --tokens 32 --repeats 1 --json "$peer/bench.ours" \
+    "$bin/spk-bench" --threads "$threads" --prompt 64 --contexts 1 --tokens 32 --repeats 1 --force --json "$peer/bench.ours" \
         "$pack" >/dev/null
     note ours "$(tr -d '\n\t' <"$peer/bench.ours")"
 done

@@ -81,7 +81,7 @@ logits() {      # MODEL.gguf RECIPE GOLDEN LIMIT
         { verdict FAIL "llama.cpp cannot convert $name to F32"; return; }
     for backend in ref cpu; do
         out=$peer/$name-$backend.f32
-        "$bin/spk-run" --backend $backend --tokens "$tokens" --logits "$out" "$peer/$name.spk" >/dev/null ||
+        "$bin/spk-run" --backend $backend --tokens "$tokens" --force --logits "$out" "$peer/$name.spk" >/dev/null ||
             { verdict FAIL "spk-run --backend $backend $name"; continue; }
         run "$peer/peer" "$libs" logits "$peer/f32.gguf" "$tokens" "$out" \
             "$([ $backend = ref ] && echo 0.00001 || echo 0.002)" "$name, $backend; llama.cpp on an F32 copy"
