@@ -237,6 +237,7 @@ template <class L> struct new_token {
             room(c, 0)[i] = __ldcg(i < L::DIM ? c.p.a.q_norm + i : c.p.a.k_norm + i - L::DIM);
         __syncthreads();
         range = range_of<L::DIM>(room(c, 0), c.lane);
+        if (threadIdx.x == 0 && c.p.a.rope_dim >= 4) prefetch_to_l2((const uint8_t *)c.p.a.cos_sin, c.p.a.rope_dim / 4 * 16);      /* last read a few layers ago */
     }
     /* The rest.  Warp h has query head h; the last two warps also have k and v, where the CTA needs them. */
     __device__ __forceinline__ void finish(const context<L> &c) {

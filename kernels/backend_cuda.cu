@@ -53,6 +53,7 @@ spk_status spk_cuda_open(spk_cuda **out, spk_error *err) {
     cuda->sm_count = (uint32_t)sms;
     cuda->has_chain = major >= 9;
     cuda->shared_max_bytes = (uint32_t)cta_shared;
+    cuda->shared_alone_bytes = (uint32_t)sm_shared / 2;
     cuda->shared_long_bytes = cuda->shared_max_bytes - STATIC_SHARED_MAX;
     const uint32_t half = (uint32_t)sm_shared / 2 + OVER_HALF_BYTES;
     cuda->shared_budget_bytes = half < cuda->shared_long_bytes ? half : cuda->shared_long_bytes;

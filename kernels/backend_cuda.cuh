@@ -10,6 +10,8 @@ struct spk_cuda {
     bool         has_chain;      /* programmatic launch edges: sm_90 and later */
     uint32_t     shared_budget_bytes;   /* of a CTA that leaves room for the next kernel's: half of an SM and 12 KiB, since no
                                            kernel's neighbours take that much both */
+    uint32_t     shared_alone_bytes;    /* of a CTA: no two that large fit on an SM.  Kernels in the chain ask for at least that
+                                           much where a second CTA on one SM, and none on another, would make all wait */
     uint32_t     shared_long_bytes;     /* of a CTA that runs long enough to be better off alone */
     uint32_t     shared_max_bytes;      /* of a CTA, static and dynamic together */
     cudaStream_t stream;

@@ -191,7 +191,7 @@ typedef enum { SPK_CUDA_KV_F16, SPK_CUDA_KV_Q8 } spk_cuda_kv_type;
 
 /* One layer for one token: norms and rotation of q and k, storing k and v at *d_position, softmax(q k) v over all positions
  * up to it, the sigmoid gate.  q [head][(2 if gated) * head_dim], k and v [kv_head][head_dim] are a GEMV's outputs;
- * q_norm and k_norm [head_dim]; cos_sin [rope_dim] as embed makes it; x and the output are 16-byte aligned.
+ * q_norm and k_norm [head_dim]; cos_sin [rope_dim] as embed makes it; it, x and the output are 16-byte aligned.
  * head_dim is 64, 128 or 256; rope_dim is even and at most head_dim; head_count is a multiple of kv_head_count.
  * Caches are spk_cuda_attention_cache_bytes each, 256-byte aligned, of any content at positions that were not stored.
  * Their layout is the kernel's own (kernels/attention_cache_cuda.cuh). */

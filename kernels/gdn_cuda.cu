@@ -11,6 +11,8 @@
 #include "kernels/backend_cuda.cuh"
 #include "kernels/device_cuda.cuh"
 
+#include <algorithm>
+
 namespace spk {
 namespace {
 
@@ -323,7 +325,9 @@ void spk_cuda_launch_gdn(spk_cuda *cuda, const spk_cuda_gdn *args, spk_cuda_gdn_
     const uint32_t heads = args->v_head_count, conv_ctas = 2 * args->k_head_count + heads, delta_ctas = heads * args->v_dim / COLUMNS;
     const kernels_of_dim k = kernels_of(args->k_dim);
     if (fusion == SPK_CUDA_GDN_FUSED) {
-        launch(cuda, k.fused, delta_ctas, THREADS, (2 * args->k_dim + COLUMNS + WARPS + 2) * sizeof(float), *args, "gdn");
+        /* A quarter of an SM: beside a CTA of the kernel before, which takes more than half, there is room for one, not for two. */
+        const uint32_t shared_bytes = (2 * args->k_dim + COLUMNS + WARPS + 2) * (uint32_t)sizeof(float);
+        launch(cuda, k.fused, delta_ctas, THREADS, std::max(shared_bytes, cuda->shared_alone_bytes / 2), *args, "gdn");
         return;
     }
     if (fusion == SPK_CUDA_GDN_CONV_FUSED) {

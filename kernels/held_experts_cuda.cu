@@ -235,7 +235,9 @@ bool launch_held_experts_up(spk_cuda *cuda, const spk_cuda_experts_up *args) {
     const uint32_t jobs = args->routing.used_count * gate.unit_count, ctas = std::min(jobs, cuda->sm_count);
     for (const up_kernel &k : UP_KERNELS) {
         if (k.shared_bytes > cuda->shared_max_bytes || k.type != gate.type || (k.is_one_round && jobs > k.warps * ctas)) continue;
-        launch(cuda, k.kernel, ctas, 32 * k.warps, k.shared_bytes, a, "experts up, held");
+        /* Two CTAs of an SM get their tiles in twice the time, and down waits for the last. */
+        const uint32_t shared_bytes = std::max(k.shared_bytes, cuda->shared_alone_bytes);
+        launch(cuda, k.kernel, ctas, 32 * k.warps, shared_bytes, a, "experts up, held");
         return true;
     }
     return false;

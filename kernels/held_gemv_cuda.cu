@@ -4,7 +4,8 @@
  *            up to two rows of floats a CTA that ride along
  * Bytes      qkv + z of Qwen3.6 in Q4_K, 12288 rows of 2048: 14.2 MB; its output projection, 2048 rows of 4096: 4.7 MB
  * Launch     one CTA an SM, of 8 to 16 warps; as many threads as there are eights in x prepare it.  A warp's first one or two tiles are
- *            on their way before chain_wait; later ones are asked for when those are done
+ *            on their way before chain_wait; later ones are asked for when those are done.  Into the mixers, four warps' at a time:
+ *            with all 14 MB under way, what the kernel before reads from L2 takes 1.4 us instead of 0.5 (NOTES.md #29)
  * Resources  about half of an SM's registers; 11 or 20 KiB of shared memory, and the tiles of each warp
  * Reference  gemv_cuda.cu: the same bits (tests/checkkern compares both with spk_kernels.matmul)
  */
@@ -103,6 +104,8 @@ template <uint32_t TYPES_, uint32_t KB_, uint32_t WARPS_, work WORK_, int RIDERS
     static constexpr int RIDERS = RIDERS_;
     static constexpr bool REST = REST_, HAS_TWO = WORK == TWO_JOBS || WORK == PAIR, IS_PAIR = WORK == PAIR || WORK == HALF_PAIR;
     static constexpr uint32_t WARPS_PER_JOB = WORK == HALF_PAIR ? 2 : 1;
+    /* A warp's first tiles are asked for when those of the warp that many before it have come; 0: at once. */
+    static constexpr uint32_t BEHIND = WORK == TWO_JOBS && WARPS == 12 ? 4 : 0;
     static constexpr uint32_t PREPARING = KB == 16 && WARPS == 16 ? 512 : 256;     /* threads that prepare x */
 };
 
@@ -120,14 +123,19 @@ template <class S> struct tile_round {
     uint32_t         type[2];
     __device__ __forceinline__ static uint32_t step() { return gridDim.x * (S::WARPS / S::WARPS_PER_JOB); }
     /* Found again each time, as addresses would take registers meanwhile. */
-    __device__ __forceinline__ tile_slots slots() const {
-        const uint32_t warp = threadIdx.x / 32;
+    __device__ __forceinline__ tile_slots slots() const { return slots_of(threadIdx.x / 32); }
+    __device__ __forceinline__ tile_slots slots_of(uint32_t warp) const {
         return { ptx::dynamic_shared() + tiles_at<S>() + a.slots_at[warp], (uint64_t *)(ptx::dynamic_shared() + barriers_at<S>()) + warp };
     }
     __device__ __forceinline__ void begin() {
         job = blockIdx.x + gridDim.x * (threadIdx.x / (32 * S::WARPS_PER_JOB));
         index = 0;
         slots().begin();
+        if constexpr (S::BEHIND > 0) {
+            __syncthreads();             /* all barriers are set up */
+            const uint32_t warp = threadIdx.x / 32;
+            if (warp >= S::BEHIND && is_there()) slots_of(warp - S::BEHIND).wait(0);
+        }
         load();
     }
     __device__ __forceinline__ bool is_there() const { return job < a.job_count; }
@@ -271,7 +279,7 @@ constexpr uint32_t FOUR = 72, THREE = 80, TWO = 128;
 const held_kernel KERNELS[] = {
     /* into the mixers */
     row<Q4_K, 8, 12, TWO_JOBS, 1, true, THREE>(), row<Q5_K, 8, 8, TWO_JOBS, 1, true, TWO>(), row<Q6_K, 8, 8, TWO_JOBS, 1, true, TWO>(),
-    row<Q8_0, 8, 8, TWO_JOBS, 1, true, TWO>(), row<Q4_K | Q6_K, 8, 8, TWO_JOBS, 0, true, TWO>(), row<Q4_K | Q8_0, 8, 8, TWO_JOBS, 0, true, TWO>(),
+    row<Q8_0, 8, 8, TWO_JOBS, 1, true, TWO>(), row<Q4_K | Q6_K, 8, 12, TWO_JOBS, 0, true, THREE>(), row<Q4_K | Q8_0, 8, 12, TWO_JOBS, 0, true, THREE>(),
     /* router, with the shared expert's gate and up, and alone */
     row<Q4_K, 8, 8, HALF_PAIR, 2, false, TWO>(), row<Q8_0, 8, 8, HALF_PAIR, 2, false, TWO>(),
     row<Q4_K, 8, 8, PAIR, 2, false, TWO>(), row<Q8_0, 8, 8, PAIR, 2, false, TWO>(),
@@ -334,7 +342,8 @@ bool launch_held_gemv(spk_cuda *cuda, const spk_cuda_gemv *args) {
         if ((types & ~k.types) != 0 || kb != k.kb || (args->source.has_rest != 0) != k.has_rest || is_pair != k.is_pair) continue;
         if (a.rider_count > k.riders * cuda->sm_count || a.job_count > k.jobs * cuda->sm_count) continue;
         const uint32_t ctas = std::min(cuda->sm_count, std::max(a.job_count, a.rider_count));
-        const uint32_t shared_bytes = k.tiles_at + place_slots(a, k, ctas);
+        uint32_t shared_bytes = k.tiles_at + place_slots(a, k, ctas);
+        if (k.has_rest && k.has_two) shared_bytes = std::max(shared_bytes, cuda->shared_alone_bytes);     /* into the mixers */
         if (shared_bytes > cuda->shared_max_bytes) continue;
         launch(cuda, k.kernel, ctas, 32 * k.warps, shared_bytes, a, "gemv, held");
         return true;

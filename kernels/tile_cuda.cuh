@@ -51,6 +51,12 @@ __device__ __forceinline__ uint4 join4(const uint4 &v, const uint4 &h, int right
     return make_uint4(v.x | (((h.x >> right) << left) & mask), v.y | (((h.y >> right) << left) & mask),
                       v.z | (((h.z >> right) << left) & mask), v.w | (((h.w >> right) << left) & mask));
 }
+/* v, with a bit of each byte of h joined in as its fifth: the one that `left` places bring there, round the end if negative.  One
+ * shift, however little is known of `left`. */
+__device__ __forceinline__ uint4 join_fifth(const uint4 &v, const uint4 &h, int left) {
+    return make_uint4(v.x | (__funnelshift_l(h.x, h.x, left) & 0x10101010u), v.y | (__funnelshift_l(h.y, h.y, left) & 0x10101010u),
+                      v.z | (__funnelshift_l(h.z, h.z, left) & 0x10101010u), v.w | (__funnelshift_l(h.w, h.w, left) & 0x10101010u));
+}
 __device__ __forceinline__ uint4 high_nibbles(const uint4 &v) {
     return make_uint4((v.x >> 4) & 0x0f0f0f0fu, (v.y >> 4) & 0x0f0f0f0fu, (v.z >> 4) & 0x0f0f0f0fu, (v.w >> 4) & 0x0f0f0f0fu);
 }
@@ -118,8 +124,8 @@ __device__ __forceinline__ void dot_q45_k(const TILES &tiles, const input_vector
                 const uint4 qs = tiles.plane(t, QS + 2 * c + h);
                 uint4 a = and4(qs, 0x0f0f0f0fu), b = FIVE ? high_nibbles(qs) : and4(qs, 0xf0f0f0f0u);
                 if (FIVE) {
-                    a = join4(a, bits[t][h], 2 * c > 4 ? 2 * c - 4 : 0, 2 * c < 4 ? 4 - 2 * c : 0, 0x10101010u);
-                    b = join4(b, bits[t][h], 2 * c + 1 > 4 ? 2 * c - 3 : 0, 2 * c + 1 < 4 ? 3 - 2 * c : 0, 0x10101010u);
+                    a = join_fifth(a, bits[t][h], 4 - 2 * c);
+                    b = join_fifth(b, bits[t][h], 3 - 2 * c);
                 }
                 low[t].add(a, x_low);
                 high[t].add(b, x_high);

@@ -135,6 +135,9 @@ inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) { return (unsigned long long)((unsigned __int128)a * b >> 64); }
 
+inline unsigned __funnelshift_l(unsigned low, unsigned high, int left) {
+    return (unsigned)(((uint64_t)high << 32 | low) << ((unsigned)left & 31) >> 32);
+}
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     const uint64_t both = (uint64_t)y << 32 | x;
     unsigned r = 0;
