@@ -206,9 +206,9 @@ $(foreach v,$(EMU_VARIANTS),$(eval $(call emulator_rule,$v)))
 
 $(OBJ)/kernels/%_avx2.o: ALL_CFLAGS += $(AVX2_FLAGS)
 $(OBJ)/%_lanes_avx2.o: %_lanes.c Makefile | deps
-	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -mavx2 -DSPK_LANES_AVX2 -c -o $@ $<
+	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -mavx2 -mfma -DSPK_LANES_AVX2 -c -o $@ $<
 $(OBJ)/%_lanes_avx512.o: %_lanes.c Makefile | deps
-	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -mavx2 -mavx512f -mavx512vl -mavx512dq -mavx512bw -mprefer-vector-width=256 \
+	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -mavx2 -mfma -mavx512f -mavx512vl -mavx512dq -mavx512bw -mprefer-vector-width=256 \
 	  -DSPK_LANES_AVX2 -DSPK_LANES_AVX512 -c -o $@ $<
 $(OBJ)/%.o: %.c Makefile | deps
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -c -o $@ $<

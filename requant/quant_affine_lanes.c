@@ -98,7 +98,7 @@ LANES_INLINE void sum_codes(const problem *p, const v8 *inverse_step, const v8 *
             if (clamp_low) code = v8_max(code, v8_all(0.0f));
             v8 weighted_code = weighted ? w * code : code;
             out[k].code += weighted_code;
-            out[k].code_code += weighted_code * code;
+            out[k].code_code = weighted ? out[k].code_code + weighted_code * code : v8_whole_multiply_add(code, code, out[k].code_code);
             out[k].code_z += weighted_code * z;
         }
     }

@@ -117,6 +117,13 @@ LANES_INLINE void v8_store_halves(const v8 *v, uint16_t halves[SPK_QUANT_LANES])
 }
 #endif
 
+/* a * b + c of whole numbers below 2^24, result included: nothing is rounded, so one instruction where there is one. */
+#ifdef __FMA__
+#define v8_whole_multiply_add(a, b, c) ((v8)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
+#else
+#define v8_whole_multiply_add(a, b, c) ((a) * (b) + (c))
+#endif
+
 #define v8_clamp(v, low, high)        v8_min(v8_max(v, v8_all(low)), v8_all(high))
 
 /* To the nearest integer, ties to even, for |v| < 2^22: the sum has no bits left for a fraction. */

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tests/accuracy.sh BIN_DIR - the rows of the accuracy tables in README.md, measured anew: some four minutes, and python3.
+# tests/accuracy.sh BIN_DIR - the rows of the accuracy tables in README.md, measured anew: some five minutes, and python3.
 set -euo pipefail
 bin=$1
 source=packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.gguf
@@ -12,9 +12,10 @@ for recipe in native ffn safe fast; do
     "$bin/spk-pack" --quiet --force --recipe $recipe "$source" "$out/$recipe.spk" >/dev/null
 done
 "$bin/spk-pack" --quiet --force --imatrix tests/models/tiny-qwen36.imatrix.gguf "$source" "$out/ffn-imatrix.spk" >/dev/null
+"$bin/spk-pack" --quiet --force --source-weights "$original" "$source" "$out/ffn-source-weights.spk" >/dev/null
 for base in "$source" "$original"; do
     "$bin/spk-compare" --text tests/text/held-out.txt --force --json "$out/report.json" "$base" \
-        "$out"/{native,ffn,ffn-imatrix,safe,fast}.spk >/dev/null
+        "$out"/{native,ffn,ffn-imatrix,ffn-source-weights,safe,fast}.spk >/dev/null
     python3 - "$out/report.json" <<'PY'
 import json
 import os
