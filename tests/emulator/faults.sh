@@ -8,6 +8,9 @@ trap 'rm -rf "$tree"' EXIT
 status=0
 flags="-std=c++17 -O1 -g -D_GNU_SOURCE -Itests/emulator/include -I$tree -I. -ffp-contract=off -pthread -x c++ -fno-strict-aliasing -w"
 
+# What a program says on lines that are no `ok`.
+found() { grep -v '^ok ' "$tree/log" | grep -m1 -oE -- "$1"; }
+
 # plant NAME FILE PERL UNIT VARIANT SEED SAYS PROGRAM...: the program must fail, and say SAYS (a regular expression).  FILE and UNIT
 # are of kernels/, unless they name a folder.
 plant() {
@@ -29,10 +32,10 @@ plant() {
     fi
     SPK_EMULATOR_SEED=$seed SPK_EMULATOR_SMS=4 timeout 300 "$tree/program" "$@" >"$tree/log" 2>&1 &
     local pid=$!
-    while kill -0 $pid 2>/dev/null && ! grep -qE -- "$says" "$tree/log"; do sleep 0.2; done     # the first words are enough
+    while kill -0 $pid 2>/dev/null && [ -z "$(found "$says")" ]; do sleep 0.2; done     # the first words are enough
     kill $pid 2>/dev/null
     wait $pid 2>/dev/null
-    if grep -qE -- "$says" "$tree/log"; then echo "ok fault '$name': $(grep -m1 -oE -- "$says" "$tree/log")"
+    if [ -n "$(found "$says")" ]; then echo "ok fault '$name': $(found "$says")"
     else echo "FAIL fault '$name' is not found"; tail -n 4 "$tree/log" | sed 's/^/  /'; status=1; fi
 }
 kernels=(checkkern --cuda --quick)
@@ -51,13 +54,17 @@ plant "riders that have not arrived" input_cuda.cuh 's/if \(riders\.count > 0\) 
 plant "a key that is not cleared" gemv_cuda.cu 's/if \(threadIdx\.x == 0\) best = 0;//' gemv_cuda 90 0 'greedy .*' "${kernels[@]}"
 plant "a lane that is not at the barrier" select_cuda.cuh 's/    __syncwarp\(\);\n\}/    if (lane != 3) __syncwarp();\n}/' experts_cuda 90 0 'lanes? .*|everybody waits' "${kernels[@]}"
 plant "a thread that leaves before a shuffle" gdn_cuda.cu 's/(const head_gates gate = \{[^;]*;)/$1 if (threadIdx.x == 70) return;/' gdn_cuda 90 0 'lanes .*|ends while .*' "${kernels[@]}"
-plant "an input that is read before the wait" gdn_cuda.cu 's/    chain_wait\(\);\n(    const bool gates)/$1/' gdn_cuda 90 1 'out\[[0-9]+\]: got|gdn [^\]]*' "${kernels[@]}"
+plant "an input that is read before the wait" gdn_cuda.cu 's/    chain_wait\(\);\n(    const bool gates)/$1/' gdn_cuda 90 1 'the GPU is off by .*' gpu_layers packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.gguf 8
 plant "a signal that is not awaited" experts_cuda.cu 's/else if \(lane == 0 && warp == 0\) await\(a\.routed_ready\);//' experts_cuda 90 1 "experts' layer [^]]*|router [^]]*" "${kernels[@]}"
 plant "a signal that is not awaited, held" held_experts_cuda.cu 's/else if \(threadIdx\.x == 0\) await\(a\.routed_ready\);//' held_experts_cuda 90 1 "experts' layer [^]]*|router [^]]*" "${kernels[@]}"
 plant "a signal that is given before the wait" held_experts_cuda.cu 's/(    chain_wait\(\);\n)(    if \(a\.routed_ready\.d_flag != nullptr[^\n]*\n)/$2$1/' held_experts_cuda 90 1 "experts' layer [^]]*|router [^]]*" "${kernels[@]}"
 plant "the last of equal lanes" select_cuda.cuh 's/__ffs\((__ballot_sync\(FULL, left\[0\] == top\))\) - 1/31 - __builtin_clz($1)/' held_experts_cuda 90 0 'router [^]]*' "${kernels[@]}"
 plant "the first of equal keys again" select_cuda.cuh 's/equal &= equal - 1;/;/' held_experts_cuda 90 0 'router [^]]*' "${kernels[@]}"
 plant "the weight of another rank" held_experts_cuda.cu 's/weight_of\(rank0 \+ slot\)/weight_of((rank0 + slot) ^ 1)/' held_experts_cuda 90 0 'router [^]]*|experts_down [^]]*' "${kernels[@]}"
+plant "barriers of other warps that are not set up" held_gemv_cuda.cu 's/            __syncthreads\(\);             \/\* all barriers are set up \*\/\n//' held_gemv_cuda 90 1 'mbarrier.*' "${kernels[@]}"
+plant "a wait for a warp that has no tiles" held_gemv_cuda.cu 's/if \(warp >= S::BEHIND && is_there\(\)\)/if (warp >= S::BEHIND)/' held_gemv_cuda 90 0 'nobody will ever give.*' "${kernels[@]}"
+plant "fifth bits one place off" tile_cuda.cuh 's/bits\[t\]\[h\], 3 - 2 \* c/bits[t][h], 4 - 2 * c/' held_gemv_cuda 90 0 'row\[[0-9]+\]: got' "${kernels[@]}"
+plant "a long stream that is spread wrongly" gemv_cuda.cu 's/cta \* a\.warps \+ warp : cta/cta * a.warps + warp + 1 : cta/' gemv_cuda 90 0 'row\[[0-9]+\]: got' "${kernels[@]}"
 plant "a wrong lane of a matrix" attention_cache_cuda.cuh 's/row = lane % 16, high = lane \/ 16;\n        if/row = lane % 16, high = lane \/ 8 % 2;\n        if/' attention_cuda 90 0 'off by|out ' "${attention[@]}"
 plant "a wrong half of a product" attention_cuda.cu 's/multiply_add\(high\[m\], a\[m\], w\.x, w\.y\)/multiply_add(high[m], a[m], w.y, w.x)/' attention_cuda 90 0 'off by|out ' "${attention[@]}"
 plant "weights that not all warps have written" attention_cuda.cu 's/(make_uint4\(high\[0\], high\[1\], low\[0\], low\[1\]\);)\n        __syncthreads\(\);/$1/' attention_cuda races 0 'race: .*' "${attention[@]}"
