@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
@@ -158,7 +159,14 @@ static void input_was_cut(int signal_number) {
     _exit(SPK_EXIT_FAILED);
 }
 
+static void hold_standard_streams(void) {
+    int fd;
+    while ((fd = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0 && fd <= STDERR_FILENO) {}
+    if (fd > STDERR_FILENO) (void)close(fd);
+}
+
 void spk_cli_guard_inputs(const char *tool, void (*clean_up)(void)) {
+    hold_standard_streams();
     guarded_tool = tool;
     guard_clean_up = clean_up;
     (void)signal(SIGBUS, input_was_cut);

@@ -3,8 +3,9 @@
  * PATH may be a symbolic link: the file it points to is replaced, so that the link stays.  The temporary name is short,
  * since PATH's may have all the length that a name can have, and always the same for a name, so that two writers of one
  * path meet there: whoever has the lock writes, the other is refused.  A newcomer's traps: the rename alone does not make
- * a file durable, its bytes must be synced before and the directory after; and a lock is on a file, not on its name, so
- * the name must still lead to the file once it is locked.
+ * a file durable, its bytes must be synced before and the directory after; and a lock is on a file, not on its name.  So
+ * nobody removes or renames the name but who has locked the file that it leads to, created or not: between its creation
+ * and its lock a file may be anybody's.  While that holds, what was seen of the name stays true.
  */
 #include "formats/outfile.h"
 
@@ -31,6 +32,7 @@ enum { TEMP_TRY_COUNT = 16 };       /* times that the name may change hands whil
 
 struct spk_outfile {
     int         fd;
+    int         directory_fd;       /* of the directory, to sync it */
     int         direct_fd;          /* the same file past the page cache; -1 where the file system has no such thing */
     bool        replace, has_old;
     bool        is_new;             /* the temporary file was not there before */
@@ -42,6 +44,7 @@ struct spk_outfile {
     char       *path;               /* where the file goes, links resolved */
     char       *temp_path;
     int         signal_slot;        /* in temp_paths; -1 if none */
+    bool        is_ending;          /* a signal's handler has taken temp_path out of the slot */
 };
 
 enum { DIRECT_ALIGN = 4096, DIRECT_BYTES_MIN = 1 << 20 };
@@ -58,6 +61,13 @@ static void enter_signal_slot(spk_outfile *file) {
         file->signal_slot = slot;
         return;
     }
+}
+
+/* Before the name is given up, or a signal would remove what the next writer makes of it. */
+static void leave_signal_slot(spk_outfile *file) {
+    if (file->signal_slot < 0) return;
+    if (atomic_exchange(&temp_paths[file->signal_slot], NULL) == NULL) file->is_ending = true;
+    file->signal_slot = -1;
 }
 
 void spk_outfile_remove_all(void) {
@@ -88,10 +98,11 @@ static spk_status out_of_memory(const char *path, spk_error *err) {
 }
 
 static void free_outfile(spk_outfile *file) {
+    leave_signal_slot(file);
     if (file->fd >= 0) (void)close(file->fd);
     if (file->direct_fd >= 0) (void)close(file->direct_fd);
-    bool is_taken = file->signal_slot >= 0 && atomic_exchange(&temp_paths[file->signal_slot], NULL) == NULL;
-    if (!is_taken) free(file->temp_path);
+    if (file->directory_fd >= 0) (void)close(file->directory_fd);
+    if (!file->is_ending) free(file->temp_path);
     free(file->path);
     free(file);
 }
@@ -140,6 +151,12 @@ static spk_status name_temp(spk_outfile *file, spk_error *err) {
     return out_of_memory(file->path, err);
 }
 
+/* Whether a name leads to an open file; *info gets what is known of that file. */
+static bool leads_to(const char *path, int fd, struct stat *info) {
+    struct stat named;
+    return fstat(fd, info) == 0 && lstat(path, &named) == 0 && named.st_dev == info->st_dev && named.st_ino == info->st_ino;
+}
+
 /* A temporary file that was there: ours, and no other name for somebody else's. */
 static spk_status check_left_over(const spk_outfile *file, const struct stat *info, spk_error *err) {
     bool is_ours = info->st_uid == geteuid() || (file->has_old && info->st_uid == file->old.st_uid);
@@ -150,7 +167,7 @@ static spk_status check_left_over(const spk_outfile *file, const struct stat *in
 
 /* One attempt: file->fd is the locked temporary file, or -1 where the name changed hands meanwhile. */
 static spk_status take_temp(spk_outfile *file, mode_t mode, spk_error *err) {
-    struct stat info, named;
+    struct stat info;
     int  fd = open(file->temp_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode);
     bool is_new = fd >= 0, was_there = !is_new && errno == EEXIST;
     if (was_there) fd = open(file->temp_path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -162,10 +179,8 @@ static spk_status take_temp(spk_outfile *file, mode_t mode, spk_error *err) {
     if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)     /* other errors: a file system without locks */
         status = spk_fail(err, SPK_E_EXISTS, "%s: is being written already (%s is locked)", file->path,
                           file->temp_path);
-    else if (fstat(fd, &info) != 0)
-        status = spk_fail(err, SPK_E_IO, "%s: %s: %s", file->path, file->temp_path, strerror(errno));
-    bool is_there = status == SPK_OK && lstat(file->temp_path, &named) == 0 && named.st_dev == info.st_dev &&
-                    named.st_ino == info.st_ino;
+    bool is_there = status == SPK_OK && leads_to(file->temp_path, fd, &info);
+    is_new = is_new && is_there && info.st_size == 0;                   /* nobody else was here before the lock */
     if (is_there && !is_new) status = check_left_over(file, &info, err);
     if (status == SPK_OK && is_there && (is_new || file->keeps)) {
         file->fd = fd;
@@ -173,8 +188,7 @@ static spk_status take_temp(spk_outfile *file, mode_t mode, spk_error *err) {
         if (is_new) enter_signal_slot(file);
         return SPK_OK;
     }
-    /* What a run that was killed left goes, to start clean; so does what we have made ourselves and cannot use. */
-    if (is_new || (is_there && status == SPK_OK)) (void)unlink(file->temp_path);
+    if (is_there && status == SPK_OK) (void)unlink(file->temp_path);    /* what a run that was killed left, to start clean */
     (void)close(fd);
     return status;
 }
@@ -195,7 +209,13 @@ static spk_status create_temp(spk_outfile *file, spk_error *err) {
                           file->temp_path);
     SPK_TRY(status);
     if (file->has_old) take_over_permissions(file);
-    file->direct_fd = open(file->temp_path, O_WRONLY | O_DIRECT | O_CLOEXEC);
+    struct stat own, direct;
+    file->direct_fd = open(file->temp_path, O_WRONLY | O_DIRECT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (file->direct_fd < 0 || (fstat(file->fd, &own) == 0 && fstat(file->direct_fd, &direct) == 0 && own.st_dev == direct.st_dev &&
+                                own.st_ino == direct.st_ino))
+        return SPK_OK;
+    (void)close(file->direct_fd);        /* somebody has taken the name, who cares for no locks */
+    file->direct_fd = -1;
     return SPK_OK;
 }
 
@@ -239,28 +259,41 @@ static spk_status check_space(const spk_outfile *file, spk_error *err) {
     return fail_full(file, file->expected_bytes, false, err);
 }
 
-/* What --resume may go on from stays until it is written to. */
+/* At the beginning: only the sync itself is left to fail when the work is done. */
+static spk_status open_directory(spk_outfile *file, spk_error *err) {
+    const char *path = file->path, *slash = strrchr(path, '/');
+    char       *directory = slash == NULL ? strdup(".") : strndup(path, slash == path ? 1 : (size_t)(slash - path));
+    if (directory == NULL) return out_of_memory(path, err);
+    file->directory_fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int code = errno;
+    free(directory);
+    if (file->directory_fd >= 0) return SPK_OK;
+    return spk_fail(err, SPK_E_IO, "%s: its directory cannot be opened to sync it: %s", path, strerror(code));
+}
+
+/* What --resume may go on from stays until it is written to; what the name leads to instead of our file is not ours. */
 static void remove_temp(const spk_outfile *file) {
-    if (!file->keeps || file->is_new || file->is_touched) (void)unlink(file->temp_path);
+    struct stat info;
+    if ((!file->keeps || file->is_new || file->is_touched) && leads_to(file->temp_path, file->fd, &info)) (void)unlink(file->temp_path);
 }
 
 static spk_status begin(const char *path, bool replace, bool keeps, uint64_t expected_bytes, spk_outfile **out,
                         spk_error *err) {
     spk_outfile *file = calloc(1, sizeof *file);
     if (file == NULL) return out_of_memory(path, err);
-    file->fd = file->direct_fd = file->signal_slot = -1;
+    file->fd = file->directory_fd = file->direct_fd = file->signal_slot = -1;
     file->replace = replace;
     file->keeps = keeps;
     file->expected_bytes = expected_bytes;
     spk_status status = check_target(file, path, err);
+    if (status == SPK_OK) status = open_directory(file, err);
     if (status == SPK_OK) status = create_temp(file, err);
     if (status == SPK_OK) status = check_space(file, err);
     if (status == SPK_OK) {
         *out = file;
         return SPK_OK;
     }
-    if (file->fd >= 0) remove_temp(file);
-    free_outfile(file);
+    spk_outfile_abort(file);
     return status;
 }
 
@@ -359,26 +392,14 @@ spk_status spk_outfile_cut(spk_outfile *file, uint64_t size_bytes, spk_error *er
     return spk_fail(err, SPK_E_IO, "%s: cannot cut it to %" PRIu64 " bytes: %s", file->path, size_bytes, strerror(errno));
 }
 
-/* Before the rename, so that only the sync itself is left to fail after it. */
-static spk_status open_directory(const char *path, int *fd, spk_error *err) {
-    const char *slash = strrchr(path, '/');
-    char       *directory = slash == NULL ? strdup(".") : strndup(path, slash == path ? 1 : (size_t)(slash - path));
-    if (directory == NULL) return out_of_memory(path, err);
-    *fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int code = errno;
-    free(directory);
-    if (*fd >= 0) return SPK_OK;
-    return spk_fail(err, SPK_E_IO, "%s: its directory cannot be opened to sync it: %s", path, strerror(code));
-}
-
-static spk_status sync_directory(const char *path, int fd, spk_error *err) {
+static spk_status sync_directory(const spk_outfile *file, spk_error *err) {
     /* EINVAL: a file system that has nothing to sync for directories. */
-    if (fsync(fd) == 0 || errno == EINVAL) return SPK_OK;
-    return spk_fail(err, SPK_E_IO, "%s: is complete, but its directory cannot be synced: %s", path, strerror(errno));
+    if (fsync(file->directory_fd) == 0 || errno == EINVAL) return SPK_OK;
+    return spk_fail(err, SPK_E_IO, "%s: is complete, but its directory cannot be synced: %s", file->path, strerror(errno));
 }
 
 /* Without `replace`, a file that appeared at the path since the start stays. */
-static int publish(const spk_outfile *file) {
+static int rename_temp(const spk_outfile *file) {
     if (file->replace) return rename(file->temp_path, file->path);
     int failed = renameat2(AT_FDCWD, file->temp_path, AT_FDCWD, file->path, RENAME_NOREPLACE);
     if (failed == 0 || (errno != EINVAL && errno != ENOSYS)) return failed;
@@ -388,26 +409,33 @@ static int publish(const spk_outfile *file) {
     return -1;
 }
 
+static spk_status publish(spk_outfile *file, spk_error *err) {
+    struct stat info;
+    leave_signal_slot(file);
+    if (file->is_ending) return spk_fail(err, SPK_E_IO, "%s: a signal ends the process", file->path);
+    if (!leads_to(file->temp_path, file->fd, &info))
+        return spk_fail(err, SPK_E_IO, "%s: its temporary file %s was removed or replaced while it was written", file->path, file->temp_path);
+    if (rename_temp(file) == 0) return SPK_OK;
+    return spk_fail(err, errno == EEXIST ? SPK_E_EXISTS : SPK_E_IO, "%s: cannot rename %s to it: %s", file->path, file->temp_path,
+                    strerror(errno));
+}
+
 spk_status spk_outfile_commit(spk_outfile *file, spk_error *err) {
-    int        directory_fd = -1;
     spk_status status = sync_file(file, err);
-    if (status == SPK_OK) status = open_directory(file->path, &directory_fd, err);
-    if (status == SPK_OK && publish(file) != 0)
-        status = spk_fail(err, errno == EEXIST ? SPK_E_EXISTS : SPK_E_IO, "%s: cannot rename %s to it: %s", file->path,
-                          file->temp_path, strerror(errno));
-    if (status == SPK_OK) {
-        status = sync_directory(file->path, directory_fd, err);
-        free_outfile(file);
-    } else {
+    if (status == SPK_OK) status = publish(file, err);
+    if (status != SPK_OK) {
         spk_outfile_abort(file);
+        return status;
     }
-    if (directory_fd >= 0) (void)close(directory_fd);
+    status = sync_directory(file, err);
+    free_outfile(file);
     return status;
 }
 
 void spk_outfile_abort(spk_outfile *file) {
     if (file == NULL) return;
-    remove_temp(file);
+    leave_signal_slot(file);
+    if (file->fd >= 0) remove_temp(file);
     free_outfile(file);
 }
 

@@ -1,8 +1,11 @@
 /* tests/test_outfile.c - output files appear whole or not at all, and never in place of what should stay. */
+#include <dirent.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "formats/outfile.h"
@@ -10,6 +13,24 @@
 #include "tests/gguf_build.h"
 
 static char dir[GB_PATH_MAX];
+
+/* What somebody else does just before a lock is asked for, or before the n-th sync; called once. */
+static void (*before_lock)(void), (*before_sync)(void);
+static int syncs_until;
+int flock(int fd, int operation) {
+    void (*act)(void) = before_lock;
+    before_lock = NULL;
+    if (act != NULL) act();
+    return (int)syscall(SYS_flock, fd, operation);
+}
+int fsync(int fd) {
+    if (before_sync != NULL && --syncs_until == 0) {
+        void (*act)(void) = before_sync;
+        before_sync = NULL;
+        act();
+    }
+    return (int)syscall(SYS_fsync, fd);
+}
 
 static void put_file(const char *path, const char *text) {
     FILE *file = fopen(path, "wb");
@@ -357,6 +378,98 @@ static void same_file_compares_what_paths_lead_to(void) {
     CHECK(!spk_same_file(a, gb_path(b, dir, "absent")) && !spk_same_file(b, b), "files that do not exist");
 }
 
+/* ---- Two writers ---- */
+
+static char         contested[GB_PATH_MAX];
+static spk_outfile *other;
+static bool         other_resumes;
+
+static char *temp_of(char path[GB_PATH_MAX]) {
+    DIR *open_dir = opendir(dir);
+    if (open_dir == NULL) abort();
+    path[0] = '\0';
+    for (struct dirent *entry; (entry = readdir(open_dir)) != NULL;)
+        if (strncmp(entry->d_name, ".spk-", 5) == 0) gb_path(path, dir, entry->d_name);
+    closedir(open_dir);
+    return path;
+}
+static void begin_other(void) {
+    spk_error err = { 0 };
+    CHECK_OK((other_resumes ? spk_outfile_reopen : spk_outfile_create)(contested, false, 3, &other, &err), err);
+}
+
+/* Between a file's creation and its lock another writer comes: it has the file, or makes its own; never are both at it. */
+static void a_writer_between_creation_and_lock_wins(void) {
+    for (int resumes = 0; resumes < 2; resumes++) {
+        char         temp[GB_PATH_MAX];
+        spk_outfile *file = NULL;
+        spk_error    err = { 0 };
+        gb_path(contested, dir, "contested");
+        other_resumes = resumes;
+        before_lock = begin_other;
+        CHECK(spk_outfile_create(contested, false, 3, &file, &err) == SPK_E_EXISTS && strstr(err.text, "is being written already") != NULL,
+              "%s", err.text);
+        CHECK(temp_of(temp)[0] != '\0', "the other's file stays");
+        write_text(other, "two");
+        CHECK_OK(spk_outfile_commit(other, &err), err);
+        CHECK(holds(contested, "two") && gb_file_count(dir) == 1, "the other's file, and nothing else");
+        (void)remove(contested);
+    }
+}
+
+/* A file whose name somebody has given to another one is neither published nor is the other one removed. */
+static void a_name_that_leads_elsewhere_is_left_alone(void) {
+    for (int commits = 0; commits < 2; commits++) {
+        char         temp[GB_PATH_MAX];
+        spk_outfile *file = NULL;
+        spk_error    err = { 0 };
+        CHECK_OK(spk_outfile_create(gb_path(contested, dir, "contested"), false, 3, &file, &err), err);
+        write_text(file, "one");
+        (void)remove(temp_of(temp));
+        other_resumes = false;
+        begin_other();
+        write_text(other, "two");
+        if (commits)
+            CHECK(spk_outfile_commit(file, &err) == SPK_E_IO && strstr(err.text, "removed or replaced") != NULL, "%s", err.text);
+        else spk_outfile_abort(file);
+        CHECK(access(contested, F_OK) != 0 && holds(temp_of(temp), "two"), "nothing published, nothing removed");
+        CHECK_OK(spk_outfile_commit(other, &err), err);
+        CHECK(holds(contested, "two") && gb_file_count(dir) == 1, "the other's file, and nothing else");
+        (void)remove(contested);
+    }
+}
+
+static char next_temp[GB_PATH_MAX];
+static void begin_next_and_end(void) {
+    put_file(next_temp, "next");         /* another process's: its slot is not ours */
+    spk_outfile_remove_all();
+}
+static void a_signal_after_the_rename_removes_nothing(void) {
+    spk_outfile *file = NULL;
+    spk_error    err = { 0 };
+    CHECK_OK(spk_outfile_create(gb_path(contested, dir, "contested"), false, 3, &file, &err), err);
+    write_text(file, "one");
+    (void)temp_of(next_temp);
+    syncs_until = 2;                     /* the file's, then the directory's */
+    before_sync = begin_next_and_end;
+    CHECK_OK(spk_outfile_commit(file, &err), err);
+    CHECK(holds(contested, "one") && holds(next_temp, "next"), "both files");
+    (void)remove(contested);
+    (void)remove(next_temp);
+}
+
+/* Its sync is the last thing that can fail: that it cannot be had is known at the beginning. */
+static void a_directory_that_cannot_be_synced_is_refused_at_once(void) {
+    char         path[GB_PATH_MAX];
+    spk_outfile *file = NULL;
+    spk_error    err = { 0 };
+    const uid_t user = geteuid();
+    CHECK(chmod(dir, 0300) == 0 && (user != 0 || (chown(dir, 65534, (gid_t)-1) == 0 && seteuid(65534) == 0)), "not as root, who may open any");
+    CHECK(spk_outfile_create(gb_path(path, dir, "new"), false, 3, &file, &err) == SPK_E_IO && strstr(err.text, "its directory") != NULL, "%s",
+          err.text);
+    CHECK(seteuid(user) == 0 && (user != 0 || chown(dir, user, (gid_t)-1) == 0) && chmod(dir, 0700) == 0, "as before");
+}
+
 int main(void) {
     gb_make_dir(dir);
     RUN(the_file_appears_at_commit);
@@ -374,6 +487,10 @@ int main(void) {
     RUN(too_little_space_is_seen_before_writing);
     RUN(a_signal_removes_the_temporary_file);
     RUN(other_dispositions_stay);
+    RUN(a_writer_between_creation_and_lock_wins);
+    RUN(a_name_that_leads_elsewhere_is_left_alone);
+    RUN(a_signal_after_the_rename_removes_nothing);
+    RUN(a_directory_that_cannot_be_synced_is_refused_at_once);
     RUN(same_file_compares_what_paths_lead_to);
     gb_remove_dir(dir);
     return CHECK_EXIT();
