@@ -229,6 +229,9 @@ static spk_status check_strays(const spk_model_config *c, const tensor_index *in
         int end = 0;
         uint32_t layer;
         const char *name = index->sorted[i]->name;
+        if (c->is_tied && strcmp(name, "output.weight") == 0)
+            return spk_fail(err, SPK_E_MISMATCH, "%s: tensor '%s' has no place in a model whose embedding is its output, as its metadata say",
+                            index->where, name);
         if (sscanf(name, "blk.%5u.%n", &block, &end) != 1 || end == 0) continue;
         bool is_known = strcmp(name + end, ffn_norm_suffix(c->arch)) == 0;
         for (size_t r = 0; r < LAYER_ROLE_COUNT && !is_known; r++) is_known = strcmp(name + end, layer_roles[r].suffix) == 0;

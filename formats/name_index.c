@@ -1,14 +1,25 @@
 /* formats/name_index.c - open addressing with linear probing, at most half full; a slot holds index + 1, 0 is empty. */
 #include "formats/name_index.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <xxhash.h>
+
+uint64_t spk_hash_seed(void) {
+    static _Atomic uint64_t drawn;
+    uint64_t fresh, seed = atomic_load(&drawn);
+    if (seed != 0) return seed;
+    if (getrandom(&fresh, sizeof fresh, GRND_NONBLOCK) != sizeof fresh) fresh = (uint64_t)(uintptr_t)&fresh;
+    fresh |= 1;                          /* 0: not drawn yet */
+    return atomic_compare_exchange_strong(&drawn, &seed, fresh) ? fresh : seed;
+}
 
 /* The slot that holds `name`, or the empty slot where it would go. */
 static uint64_t slot_of(const uint32_t *slots, uint64_t slot_count, const void *items, spk_name_of *name_of,
                         spk_text name) {
-    uint64_t mask = slot_count - 1, slot = XXH3_64bits(name.bytes, name.size_bytes) & mask;
+    uint64_t mask = slot_count - 1, slot = XXH3_64bits_withSeed(name.bytes, name.size_bytes, spk_hash_seed()) & mask;
     while (slots[slot] != 0) {
         spk_text other = name_of(items, slots[slot] - 1);
         if (other.size_bytes == name.size_bytes && memcmp(other.bytes, name.bytes, name.size_bytes) == 0) break;

@@ -12,6 +12,10 @@
 
 #define SPK_NAME_NONE UINT64_MAX
 
+/* Drawn once a process, for hashes of what comes from files: with a known one, names can be made that all meet in one place, and finding
+ * them takes hours.  Never 0; nothing that is written depends on it.  Thread-safe. */
+uint64_t spk_hash_seed(void);
+
 /* The name of items[index]. */
 typedef spk_text spk_name_of(const void *items, uint64_t index);
 

@@ -6,10 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
+#include "formats/name_index.h"
 #include "runtime/tokenizer_internal.h"
 
 static uint32_t hash_of(const char *bytes, size_t size_bytes) {
-    return (uint32_t)(XXH3_64bits(bytes, size_bytes) >> 32);
+    return (uint32_t)(XXH3_64bits_withSeed(bytes, size_bytes, spk_hash_seed()) >> 32);
 }
 
 const char *spk_strings_at(const spk_strings *strings, uint32_t index, size_t *size_bytes) {

@@ -82,6 +82,9 @@ static void a_tensor_without_a_place_is_refused(void) {
     c = m.config;
     c.shared_ff_size = 0;
     CHECK(spk_model_config_check(&c, m.tensors, m.count, "x", &err) == SPK_E_MISMATCH && strstr(err.text, "shexp"), "%s", err.text);
+    c = m.config;
+    c.is_tied = !m.config.is_tied;
+    CHECK(m.config.is_tied == 0 && spk_model_config_check(&c, m.tensors, m.count, "x", &err) == SPK_E_MISMATCH && strstr(err.text, "'output.weight'"), "%s", err.text);
     strcpy(tensor(&m, "blk.0.ffn_gate_shexp.weight")->name, "blk.0.other.weight");
     CHECK(spk_model_config_read(spk_gguf_kvs(m.gguf), m.tensors, m.count, TINY36, &c, &err) == SPK_E_MISSING, "%s", err.text);
     unload(&m);
