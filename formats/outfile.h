@@ -18,7 +18,7 @@ typedef struct spk_outfile spk_outfile;
 /* SPK_E_EXISTS if PATH exists and replace is false, or another process is writing it; SPK_E_SPACE if the file system has
  * less than expected_bytes free, or files may not be as large (message: needed, and available with what it has taken);
  * SPK_E_IO otherwise.  A PATH that exists and is no regular file, or that the user may not write to (root may write to
- * any), is refused. */
+ * any), is refused, and a directory that cannot be opened to sync it. */
 SPK_MUST_CHECK spk_status spk_outfile_create(const char *path, bool replace, uint64_t expected_bytes,
                                              spk_outfile **out, spk_error *err);
 /* As spk_outfile_create, but what a run that was killed left in the temporary file stays: the caller must check it. */
@@ -38,7 +38,8 @@ SPK_MUST_CHECK spk_status spk_outfile_read(spk_outfile *file, uint64_t offset_by
 bool spk_outfile_has_holes(const spk_outfile *file);
 /* Syncs the file, then cuts it to that size. */
 SPK_MUST_CHECK spk_status spk_outfile_cut(spk_outfile *file, uint64_t size_bytes, spk_error *err);
-/* Frees *file in every case.  Where only the directory cannot be synced, the complete file is there and the message says so. */
+/* Frees *file in every case.  SPK_E_IO, with nothing of others touched, if somebody has removed or replaced the temporary file.
+ * Where only the directory cannot be synced, the complete file is there and the message says so. */
 SPK_MUST_CHECK spk_status spk_outfile_commit(spk_outfile *file, spk_error *err);
 void spk_outfile_abort(spk_outfile *file);               /* NULL is fine */
 
