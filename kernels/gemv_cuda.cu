@@ -139,20 +139,6 @@ __device__ __forceinline__ void put_riders(const gemv_args &a, const input_vecto
     if ((threadIdx.x & 31) == 0) rider.s->y[rider.row] = __fadd_rn(__fmul_rn(sum, factor), residual);
 }
 
-/* The end of a greedy step: the best row over all CTAs is the next token.  The counter wraps to zero by itself, and the
- * last CTA clears the key, so that a replay finds both as the first step did. */
-__device__ __forceinline__ void finish_greedy(const gemv_args &a, const unsigned long long *cta_best) {
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    atomicMax(a.best, *cta_best);
-    __threadfence();
-    if (atomicInc(a.arrivals, gridDim.x - 1) != gridDim.x - 1) return;
-    __threadfence();
-    const unsigned long long key = atomicExch(a.best, 0ull);       /* 0 where all were NaN, whose value is a NaN, too */
-    const bool is_number = fabsf(order_value((uint32_t)(key >> 32))) < INFINITY;
-    end_step(a.sequence, is_number ? 0xffffffffu - (uint32_t)key : SPK_CUDA_TOKEN_FREE);
-}
-
 /* Dynamic shared memory: the vector, then the ring. */
 __global__ void __launch_bounds__(THREADS, 1) gemv_kernel(const __grid_constant__ gemv_args a) {
     chain_release();
@@ -183,7 +169,7 @@ __global__ void __launch_bounds__(THREADS, 1) gemv_kernel(const __grid_constant_
     jobs.factor = prepare_input(a.source, v, norm, riders, blockIdx.x == 0);
     put_riders(a, v, jobs.factor);
     stream.run(v);
-    if (a.best_of != nullptr) finish_greedy(a, &best);
+    if (a.best_of != nullptr) finish_greedy(a.sequence, a.best, a.arrivals, &best);
 }
 
 /* ---- The launch ---- */
@@ -286,7 +272,7 @@ uint32_t plan(spk_cuda *cuda, gemv_args &a, uint32_t *cta_count) {
 
 void spk_cuda_launch_gemv(spk_cuda *cuda, const spk_cuda_gemv *args) {
     using namespace spk;
-    if (launch_held_gemv(cuda, args)) return;
+    if (launch_held_gemv(cuda, args) || launch_long_gemv(cuda, args)) return;
     gemv_args a = {};
     a.source = args->source;
     uint32_t *const ends[3] = { &a.tile_segments, &a.float_segments, &a.segment_count };

@@ -111,23 +111,30 @@ template <uint32_t COUNT> __device__ __forceinline__ float sum_chunks_of(const f
 
 /* What prepare_input makes of a vector of COUNT values, in one pass: a thread has EIGHTS times eight of them, and as many of
  * RIDERS rows of floats.  norm: the thread's norm weights, where the source has any.  The products with riders are left in
- * v.chunk_sums.  At least COUNT / 8 / EIGHTS threads, all of the CTA; ends with a barrier. */
-template <uint32_t COUNT, int EIGHTS, int RIDERS>
-__device__ __forceinline__ float prepare_held(const spk_cuda_source &s, const input_vector &v, const eight *norm, const eight *riders, bool writer) {
+ * v.chunk_sums.  At least COUNT / 8 / EIGHTS threads, all of the CTA; ends with a barrier.  asked() is called by all as soon as the vector is
+ * on its way. */
+struct nothing { __device__ __forceinline__ void operator()() const {} };
+template <uint32_t COUNT, int EIGHTS, int RIDERS, class ASKED = nothing>
+__device__ __forceinline__ float prepare_held(const spk_cuda_source &s, const input_vector &v, const eight *norm, const eight *riders, bool writer,
+                                              ASKED asked = {}) {
     static_assert(RIDERS == 0 || EIGHTS == 1, "riders");
     constexpr uint32_t ROUND = COUNT / EIGHTS;
     const uint32_t at0 = threadIdx.x * 8, lane = threadIdx.x & 31;
     const bool has_norm = s.norm_weight != nullptr;
     const float given = s.factor != nullptr ? __ldcg(s.factor) : 1.0f;
+    source_eight own[EIGHTS];
     if (at0 < ROUND) {
-        source_eight own[EIGHTS];
 #pragma unroll
         for (int e = 0; e < EIGHTS; e++) own[e].ask(s, at0 + e * ROUND);
+#pragma unroll
+        for (int e = 0; e < EIGHTS; e++) own[e].add(s, at0 + e * ROUND);
+    }
+    asked();
+    if (at0 < ROUND) {
 #pragma unroll
         for (int e = 0; e < EIGHTS; e++) {
             const uint32_t at = at0 + e * ROUND;
             eight &value = own[e].value;
-            own[e].add(s, at);
             if (writer && s.x_out != nullptr) value.store(s.x_out + at);
             if (s.squares != nullptr) scale_eight(value, head_factor_of(s, own[e].sums));
             if (has_norm) {

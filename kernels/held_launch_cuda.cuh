@@ -25,6 +25,7 @@ inline down_ends down_ends_of(const spk_cuda *cuda, const spk_cuda_experts_down 
 }
 
 bool launch_held_gemv(spk_cuda *cuda, const spk_cuda_gemv *args);
+bool launch_long_gemv(spk_cuda *cuda, const spk_cuda_gemv *args);      /* long_gemv_cuda.cu, whose weights pass by */
 bool launch_held_experts_up(spk_cuda *cuda, const spk_cuda_experts_up *args);
 bool launch_held_experts_down(spk_cuda *cuda, const spk_cuda_experts_down *args);
 

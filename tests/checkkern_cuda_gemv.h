@@ -244,6 +244,14 @@ static const gemv_spec gemv_launches[] = {
     { "router, shared", 2048, S_ADD1, 0, false, true, ALONE, { { F32, 256, false }, { F32, 1, false }, { Q4K, 512, true } } },
     { "router, shared", 2048, S_ADD1, 0, false, true, ALONE, { { BF16, 256, false }, { BF16, 1, false }, { Q8, 512, true } } },
     { "head", 2048, S_ADD3, 0, false, true, ALONE, { { Q6K, 248320, false } } },
+    { "head", 2048, S_NORM, 0, false, true, ALONE, { { Q4K, 248317, false } } },
+    { "head", 2048, S_FACTOR, 0, false, true, ALONE, { { Q5K, 20001, false } } },
+    { "head", 2048, S_NORM, 0, false, true, ALONE, { { Q8, 20002, false } } },
+    /* long enough for that kernel on the emulator's six SMs, with a last row group that is not whole */
+    { "long", 2048, S_ADD3, 0, false, false, ALONE, { { Q6K, 1001, false } } },
+    { "long", 2048, S_NORM, 0, false, false, ALONE, { { Q4K, 830, false } } },
+    { "long", 2048, S_FACTOR, 0, false, false, ALONE, { { Q5K, 779, false } } },
+    { "long", 2048, S_ADD2, 0, false, false, ALONE, { { Q8, 777, false } } },
     /* Qwen3-30B-A3B */
     { "attention in", 2048, S_ADD2, 0, true, true, ALONE, { { Q4K, 4096, false }, { Q4K, 512, false }, { Q6K, 512, false } } },
     { "router", 2048, S_ADD1, 0, false, true, ALONE, { { F32, 128, false } } },
@@ -303,7 +311,7 @@ static void end_greedily(device_case *t, spk_cuda_gemv *g, const spk_cuda_sequen
 }
 
 /* Three steps of one launch.  tokens[position + 1] is free, given or free again; rows may all be equal. */
-static void check_greedy_case(device_case *t, uint32_t type, uint32_t rows, uint32_t count, w_pattern w) {
+static void check_greedy_case(device_case *t, uint32_t type, uint32_t rows, uint32_t count, w_pattern w, bool is_alone) {
     DESCRIBE("greedy %s rows=%u K=%u w=%s", spk_type_name(type), rows, count, w_names[w]);
     const gemv_spec spec = { .count = count,
                              .kind = S_NORM,
@@ -311,6 +319,7 @@ static void check_greedy_case(device_case *t, uint32_t type, uint32_t rows, uint
     case_begin(t);
     weights_drop(t);
     spk_cuda_gemv g = make_gemv(t, &spec, w, X_RANDOM);
+    if (is_alone) g.segment_count = 1;
     const spk_cuda_sequence q = take_sequence(t, OUTPUT, GREEDY_STEP);
     const uint32_t given = rows + 7;
     ((uint32_t *)host_of(t, q.d_tokens))[GREEDY_POSITION + 2] = given;
@@ -341,11 +350,15 @@ static void check_greedy(device_case *t, bool is_quick) {
     static const uint32_t rows[] = { 1, 2, 33, 1000, 5003, 151936 };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (is_quick && rows[i] > 1000) continue;
-        check_greedy_case(t, SPK_TYPE_Q6_K, rows[i], 512, W_RANDOM);
-        check_greedy_case(t, SPK_TYPE_F32, rows[i], 512, W_ALL_ONES);      /* all rows equal: the first wins */
-        check_greedy_case(t, SPK_TYPE_Q4_K, rows[i], 256, W_ZERO);
-        check_greedy_case(t, SPK_TYPE_BF16, rows[i], 96, W_RANDOM);
+        check_greedy_case(t, SPK_TYPE_Q6_K, rows[i], 512, W_RANDOM, false);
+        check_greedy_case(t, SPK_TYPE_F32, rows[i], 512, W_ALL_ONES, false);      /* all rows equal: the first wins */
+        check_greedy_case(t, SPK_TYPE_Q4_K, rows[i], 256, W_ZERO, false);
+        check_greedy_case(t, SPK_TYPE_BF16, rows[i], 96, W_RANDOM, false);
     }
+    /* Alone, and long on this device; all rows equal: the first wins. */
+    const uint32_t long_rows = 140 * spk_cuda_sm_count(t->cuda) + 1;
+    check_greedy_case(t, SPK_TYPE_Q6_K, long_rows, 2048, W_RANDOM, true);
+    check_greedy_case(t, SPK_TYPE_Q4_K, long_rows, 2048, W_ZERO, true);
 }
 
 /* ---- The same bits, folded in or not ---- */
