@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "requant/quant_blocks_internal.h"
+#include "requant/quant_units_internal.h"
 
 static bool always_usable(void) { return true; }
 
@@ -22,65 +23,87 @@ static bool has_avx512(void) {
 }
 #endif
 
-#define BUILD(name, usable) \
-    { #name, usable, spk_quant_affine_##name, spk_quant_q6_##name, spk_quant_q8_##name, spk_quant_error_add_##name }
+#define BUILD(name, tile_count, usable) \
+    { #name, tile_count, usable, spk_quant_affine_##name, spk_quant_q6_##name, spk_quant_q8_##name, spk_quant_error_add_##name, \
+      spk_quant_finite_##name, spk_quant_fill_##name, spk_quant_fill_importance_##name, spk_quant_affine_units_##name, \
+      spk_quant_symmetric_units_##name }
 const spk_quant_build spk_quant_builds[] = {
-    BUILD(plain, always_usable),
+    BUILD(plain, 1, always_usable),
 #if defined(__x86_64__)
-    BUILD(avx2, has_avx2),
-    BUILD(avx512, has_avx512),
+    BUILD(avx2, 1, has_avx2),
+    BUILD(avx512, SPK_QUANT_TILES_AVX512, has_avx512),
 #endif
 };
 const size_t spk_quant_build_count = sizeof spk_quant_builds / sizeof *spk_quant_builds;
 
-/* ---- Tiles to blocks, by the search of a build; without one (NULL) only what needs none, else false ---- */
+/* The last that this CPU can run. */
+static const spk_quant_build *best_build(void) {
+    const spk_quant_build *build = &spk_quant_builds[0];
+    for (size_t i = 1; i < spk_quant_build_count; i++)
+        if (spk_quant_builds[i].usable()) build = &spk_quant_builds[i];
+    return build;
+}
 
-static bool make_q4_k(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out) {
+/* ---- Tiles to blocks: where no search is needed, and by the search of a build ---- */
+
+static bool make_exact_q4_k(const spk_quant_build *build, const spk_quant_tile *tile, void *out) {
+    spk_quant_affine_units units;
     spk_quant_affine_fit fit;
-    spk_block_q4_k block;
-    if (!spk_quant_affine_exact(tile, 15, &fit)) {
-        if (build == NULL) return false;
-        build->affine(tile, 15, effort, &fit);
-    }
-    spk_quant_pack_q4_k(&fit, 0, 1, &block);
-    memcpy(out, &block, sizeof block);
+    if (!build->affine_units(tile, 15, &units) || !spk_quant_affine_exact(tile, &units, 15, &fit)) return false;
+    spk_quant_pack_q4_k(&fit, 0, 1, out);
     return true;
 }
 
-static bool make_q5_k(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out) {
+static bool make_exact_q5_k(const spk_quant_build *build, const spk_quant_tile *tile, void *out) {
+    spk_quant_affine_units units;
     spk_quant_affine_fit fit;
-    spk_block_q5_k block;
-    if (!spk_quant_affine_exact(tile, 31, &fit)) {
-        if (build == NULL) return false;
-        build->affine(tile, 31, effort, &fit);
-    }
-    spk_quant_pack_q5_k(&fit, 0, 1, &block);
-    memcpy(out, &block, sizeof block);
+    if (!build->affine_units(tile, 31, &units) || !spk_quant_affine_exact(tile, &units, 31, &fit)) return false;
+    spk_quant_pack_q5_k(&fit, 0, 1, out);
     return true;
 }
 
-static bool make_q6_k(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out) {
+static bool make_exact_q6_k(const spk_quant_build *build, const spk_quant_tile *tile, void *out) {
+    spk_quant_symmetric_units units;
     spk_quant_q6_fit fit;
-    spk_block_q6_k block;
-    if (!spk_quant_q6_exact(tile, &fit)) {
-        if (build == NULL) return false;
-        build->q6(tile, effort, &fit);
-    }
-    spk_quant_pack_q6_k(&fit, 0, 1, &block);
-    memcpy(out, &block, sizeof block);
+    if (!build->symmetric_units(tile, 2, &units) || !spk_quant_q6_exact(tile, &units, &fit)) return false;
+    spk_quant_pack_q6_k(&fit, 0, 1, out);
     return true;
 }
 
-static bool make_q8_0(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out) {
+static bool make_exact_q8_0(const spk_quant_build *build, const spk_quant_tile *tile, void *out) {
+    spk_quant_symmetric_units units;
     spk_quant_q8_fit fit;
-    spk_block_q8_0 blocks[SPK_QUANT_LANES];
-    if (!spk_quant_q8_exact(tile, &fit)) {
-        if (build == NULL) return false;
-        build->q8(tile, effort, &fit);
-    }
-    spk_quant_pack_q8_0(&fit, 0, 1, blocks);
-    memcpy(out, blocks, sizeof blocks);
+    if (!build->symmetric_units(tile, 1, &units) || !spk_quant_q8_exact(tile, &units, &fit)) return false;
+    spk_quant_pack_q8_0(&fit, 0, 1, out);
     return true;
+}
+
+typedef struct {
+    uint8_t bytes[SPK_QUANT_BLOCK_BYTES_MAX];
+} made_blocks;
+
+static void make_q4_k(const spk_quant_build *build, const spk_quant_tile *const tiles[], spk_quant_effort effort, made_blocks out[]) {
+    spk_quant_affine_fit fits[SPK_QUANT_TILES_MAX], *const to[] = { &fits[0], &fits[1] };
+    build->affine(tiles, 15, effort, to);
+    for (uint32_t t = 0; t < build->tile_count; t++) spk_quant_pack_q4_k(&fits[t], 0, 1, (spk_block_q4_k *)(void *)out[t].bytes);
+}
+
+static void make_q5_k(const spk_quant_build *build, const spk_quant_tile *const tiles[], spk_quant_effort effort, made_blocks out[]) {
+    spk_quant_affine_fit fits[SPK_QUANT_TILES_MAX], *const to[] = { &fits[0], &fits[1] };
+    build->affine(tiles, 31, effort, to);
+    for (uint32_t t = 0; t < build->tile_count; t++) spk_quant_pack_q5_k(&fits[t], 0, 1, (spk_block_q5_k *)(void *)out[t].bytes);
+}
+
+static void make_q6_k(const spk_quant_build *build, const spk_quant_tile *const tiles[], spk_quant_effort effort, made_blocks out[]) {
+    spk_quant_q6_fit fits[SPK_QUANT_TILES_MAX], *const to[] = { &fits[0], &fits[1] };
+    build->q6(tiles, effort, to);
+    for (uint32_t t = 0; t < build->tile_count; t++) spk_quant_pack_q6_k(&fits[t], 0, 1, (spk_block_q6_k *)(void *)out[t].bytes);
+}
+
+static void make_q8_0(const spk_quant_build *build, const spk_quant_tile *const tiles[], spk_quant_effort effort, made_blocks out[]) {
+    spk_quant_q8_fit fits[SPK_QUANT_TILES_MAX], *const to[] = { &fits[0], &fits[1] };
+    build->q8(tiles, effort, to);
+    for (uint32_t t = 0; t < build->tile_count; t++) spk_quant_pack_q8_0(&fits[t], 0, 1, (spk_block_q8_0 *)(void *)out[t].bytes);
 }
 
 /* ---- Targets ---- */
@@ -88,7 +111,8 @@ static bool make_q8_0(const spk_quant_build *build, const spk_quant_tile *tile, 
 typedef struct {
     uint32_t        type;
     spk_quant_shape shape;
-    bool          (*make)(const spk_quant_build *build, const spk_quant_tile *tile, spk_quant_effort effort, void *out);
+    bool          (*make_exact)(const spk_quant_build *build, const spk_quant_tile *tile, void *out);
+    void          (*make)(const spk_quant_build *build, const spk_quant_tile *const tiles[], spk_quant_effort effort, made_blocks out[]);
 } target_info;
 
 #define AFFINE_LOW (-SPK_QUANT_F16_MAX * SPK_QUANT_SCALE_MAX)
@@ -97,10 +121,10 @@ typedef struct {
 #define Q8_HIGH (SPK_QUANT_F16_MAX * SPK_QUANT_Q8_CODE_MAX)
 
 static const target_info targets[] = {
-    { SPK_TYPE_Q4_K, { 32, AFFINE_LOW, AFFINE_HIGH(15) }, make_q4_k },
-    { SPK_TYPE_Q5_K, { 32, AFFINE_LOW, AFFINE_HIGH(31) }, make_q5_k },
-    { SPK_TYPE_Q6_K, { 16, -Q6_HIGH, Q6_HIGH }, make_q6_k },
-    { SPK_TYPE_Q8_0, { 32, -Q8_HIGH, Q8_HIGH }, make_q8_0 },
+    { SPK_TYPE_Q4_K, { 32, AFFINE_LOW, AFFINE_HIGH(15) }, make_exact_q4_k, make_q4_k },
+    { SPK_TYPE_Q5_K, { 32, AFFINE_LOW, AFFINE_HIGH(31) }, make_exact_q5_k, make_q5_k },
+    { SPK_TYPE_Q6_K, { 16, -Q6_HIGH, Q6_HIGH }, make_exact_q6_k, make_q6_k },
+    { SPK_TYPE_Q8_0, { 32, -Q8_HIGH, Q8_HIGH }, make_exact_q8_0, make_q8_0 },
 };
 
 static const target_info *target_find(uint32_t type) {
@@ -115,70 +139,19 @@ bool spk_quant_can_make(uint32_t type) { return target_find(type) != NULL; }
 
 /* ---- Rows to tiles ---- */
 
-typedef float v4 __attribute__((vector_size(16)));
-#ifdef __clang__
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-typedef int v4i __attribute__((vector_size(16)));
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (v4i){ __VA_ARGS__ })
-#endif
-
-/* Four rows of four to four columns: out[i * out_stride + lane] = in[lane * in_stride + i]. */
-static inline void turn_four(const float *in, size_t in_stride, float *out, size_t out_stride) {
-    v4 row[4], pair[4];
-    for (size_t k = 0; k < 4; k++) memcpy(&row[k], in + k * in_stride, sizeof row[k]);
-    for (size_t k = 0; k < 2; k++) {
-        pair[k] = SHUFFLE(row[2 * k], row[2 * k + 1], 0, 4, 1, 5);
-        pair[k + 2] = SHUFFLE(row[2 * k], row[2 * k + 1], 2, 6, 3, 7);
-    }
-    for (size_t k = 0; k < 4; k += 2) {
-        row[k] = SHUFFLE(pair[k], pair[k + 1], 0, 1, 4, 5);
-        row[k + 1] = SHUFFLE(pair[k], pair[k + 1], 2, 3, 6, 7);
-    }
-    for (size_t k = 0; k < 4; k++) memcpy(out + k * out_stride, &row[k], sizeof row[k]);
-}
-
-/* Sub-block s goes to lane s % 8, from row s / 8 * (its weights). */
-static void turn(const float values[SPK_SUPERBLOCK], uint32_t sub_block_weights,
-                 float lanes[SPK_QUANT_DEPTH][SPK_QUANT_LANES]) {
-    for (uint32_t row = 0; row < SPK_QUANT_DEPTH; row += 4) {
-        uint32_t group = row / sub_block_weights, i = row % sub_block_weights;
-        const float *first = values + group * SPK_QUANT_LANES * sub_block_weights + i;
-        for (uint32_t lane = 0; lane < SPK_QUANT_LANES; lane += 4)
-            turn_four(first + lane * sub_block_weights, sub_block_weights, &lanes[row][lane], SPK_QUANT_LANES);
-    }
-}
-
-/* False if all weights are 0. */
-static bool fill_weights(const float *weights, uint32_t count, const target_info *target, spk_quant_tile *tile) {
-    float clipped[SPK_SUPERBLOCK] = { 0 }, low = target->shape.low, high = target->shape.high;
-    uint32_t bits[SPK_SUPERBLOCK], any = 0;
-    for (uint32_t c = 0; c < count; c++) clipped[c] = spk_quant_clip(weights[c], low, high);
-    memcpy(bits, clipped, sizeof bits);
-    for (uint32_t c = 0; c < SPK_SUPERBLOCK; c++) any |= bits[c] << 1;    /* without the sign */
-    turn(clipped, target->shape.sub_block_weights, tile->x);
-    return any != 0;
-}
-
-static void fill_importance(const float *importance, double scale, uint32_t count, const target_info *target,
-                            spk_quant_tile *tile) {
+static void fill_importance(const spk_quant_build *build, const float *importance, double scale, uint32_t count,
+                            const target_info *target, spk_quant_tile *tile) {
     float scaled[SPK_SUPERBLOCK];
     for (uint32_t c = 0; c < SPK_SUPERBLOCK; c++)
         scaled[c] = importance != NULL && c < count ? spk_quant_scaled_importance(importance[c], scale) : 1.0f;
-    turn(scaled, target->shape.sub_block_weights, tile->w);
+    build->fill_importance(scaled, &target->shape, tile);
     tile->weighted = importance != NULL;
 }
 
 static spk_status check_finite(const spk_quant_job *job, spk_error *err) {
     for (uint64_t row = 0; row < job->row_count; row++) {
         const float *weights = job->weights + row * job->col_count;
-        uint32_t found = 0;
-        for (uint64_t c = 0; c < job->col_count; c++) {
-            uint32_t bits;
-            memcpy(&bits, &weights[c], sizeof bits);
-            found |= (bits & 0x7f800000u) == 0x7f800000u;
-        }
-        if (!found) continue;
+        if (best_build()->finite(weights, job->col_count)) continue;
         for (uint64_t c = 0; c < job->col_count; c++)
             if (!isfinite(weights[c]))
                 return spk_fail(err, SPK_E_NONFINITE, "row %" PRIu64 ", column %" PRIu64 ": weight is %s", row, c,
@@ -234,42 +207,58 @@ void spk_quant_make_exact(const spk_quant_job *job, uint64_t row, uint64_t col) 
     const target_info *target = target_find(job->type);
     uint32_t count = columns_of(job, col);
     spk_quant_tile tile;
-    uint8_t blocks[SPK_QUANT_BLOCK_BYTES_MAX];
-    if (fill_weights(job->weights + row * job->col_count + col, count, target, &tile) &&
-        target->make(NULL, &tile, job->effort, blocks))
-        memcpy(blocks_at(job, row, col), blocks, bytes_of(job, count));
+    made_blocks blocks;
+    const spk_quant_build *build = best_build();
+    if (build->fill(job->weights + row * job->col_count + col, count, &target->shape, &tile) &&
+        target->make_exact(build, &tile, blocks.bytes))
+        memcpy(blocks_at(job, row, col), blocks.bytes, bytes_of(job, count));
+}
+
+/* Tiles of the same columns that wait until there are as many as a build searches at once. */
+typedef struct {
+    spk_quant_tile tiles[SPK_QUANT_TILES_MAX];
+    uint8_t       *out[SPK_QUANT_TILES_MAX];
+    uint32_t       count;
+    size_t         size_bytes;         /* of the blocks of one */
+} waiting_tiles;
+
+static void search_waiting(const spk_quant_build *build, const target_info *target, spk_quant_effort effort, waiting_tiles *waiting) {
+    const spk_quant_tile *tiles[SPK_QUANT_TILES_MAX];
+    made_blocks blocks[SPK_QUANT_TILES_MAX];
+    for (uint32_t t = 0; t < build->tile_count; t++) tiles[t] = &waiting->tiles[t < waiting->count ? t : 0];
+    target->make(build, tiles, effort, blocks);
+    for (uint32_t t = 0; t < waiting->count; t++) memcpy(waiting->out[t], blocks[t].bytes, waiting->size_bytes);
+    waiting->count = 0;
 }
 
 spk_status spk_quantize_with(const spk_quant_build *build, const spk_quant_job *job, spk_error *err) {
     const target_info *target = target_find(job->type);
     double scale;
     SPK_TRY(spk_quant_check(job, &scale, err));
-    spk_quant_tile tile;
-    uint8_t blocks[SPK_QUANT_BLOCK_BYTES_MAX];
+    waiting_tiles waiting;
+    made_blocks blocks;
     /* Columns outside, rows inside: a tile's importance is turned once for all rows. */
     for (uint64_t col = 0; col < job->col_count; col += SPK_SUPERBLOCK) {
         uint32_t count = columns_of(job, col);
-        size_t count_bytes = bytes_of(job, count);
-        fill_importance(job->importance != NULL ? job->importance + col : NULL, scale, count, target, &tile);
+        waiting.count = 0;
+        waiting.size_bytes = bytes_of(job, count);
+        for (uint32_t t = 0; t < build->tile_count; t++)
+            fill_importance(build, job->importance != NULL ? job->importance + col : NULL, scale, count, target, &waiting.tiles[t]);
         for (uint64_t row = 0; row < job->row_count; row++) {
+            spk_quant_tile *tile = &waiting.tiles[waiting.count];
             uint8_t *out = blocks_at(job, row, col);
-            if (fill_weights(job->weights + row * job->col_count + col, count, target, &tile)) {
-                (void)target->make(build, &tile, job->effort, blocks);
-                memcpy(out, blocks, count_bytes);
+            if (!build->fill(job->weights + row * job->col_count + col, count, &target->shape, tile)) {
+                make_zeros(target, out, waiting.size_bytes);
+            } else if (target->make_exact(build, tile, blocks.bytes)) {
+                memcpy(out, blocks.bytes, waiting.size_bytes);
             } else {
-                make_zeros(target, out, count_bytes);
+                waiting.out[waiting.count++] = out;
+                if (waiting.count == build->tile_count) search_waiting(build, target, job->effort, &waiting);
             }
         }
+        if (waiting.count > 0) search_waiting(build, target, job->effort, &waiting);
     }
     return SPK_OK;
-}
-
-/* The last that this CPU can run. */
-static const spk_quant_build *best_build(void) {
-    const spk_quant_build *build = &spk_quant_builds[0];
-    for (size_t i = 1; i < spk_quant_build_count; i++)
-        if (spk_quant_builds[i].usable()) build = &spk_quant_builds[i];
-    return build;
 }
 
 spk_status spk_quantize(const spk_quant_job *job, spk_error *err) { return spk_quantize_with(best_build(), job, err); }

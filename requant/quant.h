@@ -1,8 +1,8 @@
 /* requant/quant.h - weight quantizers: rows of floats to GGML blocks of Q4_K, Q5_K, Q6_K and Q8_0.
  *
  * Pure functions: no I/O, no globals, no allocation, no threads.  Super-blocks are independent, so rows may be
- * split over threads in any way.  Same bytes on every CPU: no contraction, and the AVX2 build of the search is
- * the same source compiled again (lanes are independent, each in scalar order).
+ * split over threads in any way.  Same bytes on every CPU: no contraction, and the AVX2 and AVX-512 builds of the search
+ * are the same source compiled again (lanes are independent, each in scalar order).
  *
  * What is minimised: sum over a super-block of w[c] * (x[c] - decoded[c])^2, with w = importance[c] where given, else 1
  * for every weight - the plain squared error, which is what the reports print.

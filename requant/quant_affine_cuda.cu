@@ -2,16 +2,19 @@
 #include "requant/quant_kernel_cuda.cuh"
 
 #include "requant/quant_affine_lanes.c"
+#include "requant/quant_units_lanes.c"
 
 namespace spk {
 
 static __global__ void __launch_bounds__(QUANT_THREADS) quant_affine_kernel(const __grid_constant__ quant_args args) {
     const uint32_t code_max = args.type == SPK_TYPE_Q4_K ? 15 : 31;
     const quant_work w = begin_tile(args);
-    spk_quant_affine_lane unit;
-    const bool may_be_exact = w.is_filled && all_lanes(spk_quant_affine_unit(&w.own->tile, lane(), (int)code_max, &unit));
+    const spk_quant_tile *const tile = &w.own->tile;
+    affine_lanes lanes;
+    const bool may_be_exact = w.is_filled && affine_units(&tile, (int)code_max, &lanes);
     __syncwarp();
-    if (w.is_filled) spk_quant_affine_cuda(&w.own->tile, code_max, args.effort, &w.own->affine);
+    spk_quant_affine_fit *const fit = &w.own->affine;
+    if (w.is_filled) spk_quant_affine_cuda(&tile, code_max, args.effort, &fit);
     else make_zeros(w);
     __syncwarp();
     if (args.type == SPK_TYPE_Q4_K) spk_quant_pack_q4_k(&w.own->affine, lane(), SPK_QUANT_LANES, (spk_block_q4_k *)w.own->block);

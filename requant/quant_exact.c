@@ -2,12 +2,34 @@
  *
  * A search looks for small errors, not for none: it would find a good grid near the one that a block was made of, and
  * requantizing a block to its own type would lose.  Here the grid is looked for by greatest common divisors, in the way
- * of Euclid, on floats: the remainders of decoded weights vanish but for rounding, those of others do not.  Weights
- * that are on no grid are told apart after a few divisions.
+ * of Euclid, on floats: the remainders of decoded weights vanish but for rounding, those of others do not.  Lane by lane
+ * that is quant_units_lanes.c; here the units of the lanes become factors, scales and codes.
  *
  * Nothing is believed: a fit counts only if every weight comes back within SPK_QUANT_TOLERANCE of the tile's largest.
  */
 #include "requant/quant_units_internal.h"
+
+#include <string.h>
+
+static inline float nearest(float v) { return (v + 12582912.0f) - 12582912.0f; }   /* |v| < 2^22 */
+
+static inline float larger(float a, float b) { return a > b ? a : b; }
+
+/* The greatest unit of which all of v are multiples but for `slack`; 0 if that is below `least` or if all are 0.  slack is
+ * well below least.  What quant_units_lanes.c does for the lanes of a tile, for what it has found. */
+static float common_unit(const float *v, size_t count, float least, float slack) {
+    float unit = 0;
+    for (size_t i = 0; i < count; i++) {
+        float rest = fabsf(v[i]);
+        while (rest > slack) {
+            float remainder = fabsf(unit - rest * nearest(unit / rest));
+            unit = rest;
+            rest = remainder;
+            if (unit < least) return 0;
+        }
+    }
+    return unit;
+}
 
 static float half_of(float v) { return spk_f16_to_f32(spk_f32_to_f16(v)); }
 
@@ -22,18 +44,17 @@ static float factor_of(float unit, int divisor, float slack) {
 static int whole_ratio(float multiple, float unit, float slack, int low, int high) {
     float ratio = multiple / unit;
     if (!(ratio > (float)low - 0.5f && ratio < (float)high + 0.5f)) return low - 1;
-    float whole = spk_quant_nearest(ratio);
+    float whole = nearest(ratio);
     return fabsf(whole * unit - multiple) <= slack ? (int)whole : low - 1;
 }
 
 /* ---- Q8_0 ---- */
 
-static bool q8_lane_exact(const spk_quant_tile *tile, size_t lane, spk_quant_q8_fit *out) {
-    float peak, unit = spk_quant_q8_unit(tile, lane, &peak), slack = peak * SPK_QUANT_TOLERANCE;
+static bool q8_lane_exact(const spk_quant_tile *tile, const spk_quant_symmetric_units *units, size_t lane, spk_quant_q8_fit *out) {
+    float peak = units->peak[lane], unit = units->unit[lane], slack = peak * SPK_QUANT_TOLERANCE;
     out->d[lane] = 0;
     for (size_t i = 0; i < SPK_QUANT_DEPTH; i++) out->code[i][lane] = 0;
     if (peak == 0) return true;
-    if (unit == 0) return false;
     for (int divisor = 1; peak * (float)divisor <= unit * (SPK_QUANT_Q8_CODE_MAX + 0.5f); divisor++) {
         float d = factor_of(unit, divisor, slack);
         size_t i = 0;
@@ -49,9 +70,9 @@ static bool q8_lane_exact(const spk_quant_tile *tile, size_t lane, spk_quant_q8_
     return false;
 }
 
-bool spk_quant_q8_exact(const spk_quant_tile *tile, spk_quant_q8_fit *out) {
+bool spk_quant_q8_exact(const spk_quant_tile *tile, const spk_quant_symmetric_units *units, spk_quant_q8_fit *out) {
     for (size_t lane = 0; lane < SPK_QUANT_LANES; lane++)
-        if (!q8_lane_exact(tile, lane, out)) return false;
+        if (!q8_lane_exact(tile, units, lane, out)) return false;
     return true;
 }
 
@@ -60,8 +81,12 @@ bool spk_quant_q8_exact(const spk_quant_tile *tile, spk_quant_q8_fit *out) {
 enum { Q6_SUB_BLOCKS = 2 * SPK_QUANT_LANES, Q6_DEPTH = SPK_QUANT_DEPTH / 2 };
 
 /* Codes of one sub-block, of which step = d * scale may be negative. */
+static const float *q6_sub_block(const spk_quant_tile *tile, size_t s) {
+    return &tile->x[s / SPK_QUANT_LANES * Q6_DEPTH][s % SPK_QUANT_LANES];
+}
+
 static bool q6_codes(const spk_quant_tile *tile, size_t s, float step, float slack, spk_quant_q6_fit *out) {
-    const float *x = spk_quant_q6_sub_block(tile, s);
+    const float *x = q6_sub_block(tile, s);
     for (size_t i = 0; i < Q6_DEPTH; i++) {
         int code = whole_ratio(x[i * SPK_QUANT_LANES], step, slack, SPK_QUANT_Q6_CODE_MIN, SPK_QUANT_Q6_CODE_MAX);
         if (code < SPK_QUANT_Q6_CODE_MIN) return false;
@@ -88,18 +113,14 @@ static bool q6_sub_block_exact(const spk_quant_tile *tile, size_t s, float unit,
     return false;
 }
 
-bool spk_quant_q6_exact(const spk_quant_tile *tile, spk_quant_q6_fit *out) {
-    float units[Q6_SUB_BLOCKS], most = 0, peak = 0;
+bool spk_quant_q6_exact(const spk_quant_tile *tile, const spk_quant_symmetric_units *units, spk_quant_q6_fit *out) {
+    float most = 0, peak = 0;
     for (size_t s = 0; s < Q6_SUB_BLOCKS; s++) {
-        float high;
-        units[s] = spk_quant_q6_unit(tile, s, &high);
-        if (units[s] == 0 && high > 0) return false;
-        most = spk_quant_larger(most, units[s]);
-        peak = spk_quant_larger(peak, high);
+        most = larger(most, units->unit[s]);
+        peak = larger(peak, units->peak[s]);
     }
-    float unit = spk_quant_common_unit(units, Q6_SUB_BLOCKS, 1, 0.0f,
-                                       most / (-INT8_MIN * (0.5f - SPK_QUANT_Q6_CODE_MIN)),
-                                       most * SPK_QUANT_UNIT_TOLERANCE / -INT8_MIN);
+    float unit = common_unit(units->unit, Q6_SUB_BLOCKS, most / (-INT8_MIN * (0.5f - SPK_QUANT_Q6_CODE_MIN)),
+                             most * SPK_QUANT_UNIT_TOLERANCE / -INT8_MIN);
     if (unit == 0) return false;
     /* The largest of the units is d times a product of a scale and a code. */
     int product_max = -INT8_MIN * -SPK_QUANT_Q6_CODE_MIN, divisor_max = (int)((float)product_max * unit / most + 0.5f);
@@ -107,7 +128,7 @@ bool spk_quant_q6_exact(const spk_quant_tile *tile, spk_quant_q6_fit *out) {
         for (int sign = 1; sign >= -1; sign -= 2) {
             float d = factor_of(unit, divisor, unit * SPK_QUANT_TOLERANCE) * (float)sign;
             size_t s = 0;
-            while (d != 0 && s < Q6_SUB_BLOCKS && q6_sub_block_exact(tile, s, units[s], d, peak * SPK_QUANT_TOLERANCE, out)) s++;
+            while (d != 0 && s < Q6_SUB_BLOCKS && q6_sub_block_exact(tile, s, units->unit[s], d, peak * SPK_QUANT_TOLERANCE, out)) s++;
             if (s < Q6_SUB_BLOCKS) continue;
             out->d = spk_f32_to_f16(d);
             return true;
@@ -119,32 +140,18 @@ bool spk_quant_q6_exact(const spk_quant_tile *tile, spk_quant_q6_fit *out) {
 
 typedef struct {
     const spk_quant_tile *tile;
+    const float *low, *range, *unit;      /* by lane, see spk_quant_affine_units */
     int   code_max;
     float slack;                          /* of one weight */
-    float low[SPK_QUANT_LANES], range[SPK_QUANT_LANES];
-    float unit[SPK_QUANT_LANES];          /* of the differences in a lane; 0 if its weights are equal */
     float d;                              /* being tried */
 } affine_grid;
-
-/* Units of all lanes, or false. */
-static bool affine_units(affine_grid *grid) {
-    for (size_t j = 0; j < SPK_QUANT_LANES; j++) {
-        spk_quant_affine_lane lane;
-        if (!spk_quant_affine_unit(grid->tile, j, grid->code_max, &lane)) return false;
-        grid->low[j] = lane.low;
-        grid->range[j] = lane.range;
-        grid->unit[j] = lane.unit;
-        grid->slack = spk_quant_larger(grid->slack, lane.slack);
-    }
-    return true;
-}
 
 /* The scale of lane j whose step is its unit over `divisor`, and the codes that the lane's range then spans; 0 if there
  * is none. */
 static int affine_scale(const affine_grid *grid, size_t j, int divisor, int *span) {
     int scale = whole_ratio(grid->unit[j] / (float)divisor, grid->d, grid->d * 0x1p-8f, 1, SPK_QUANT_SCALE_MAX);
     if (scale < 1) return 0;
-    *span = (int)spk_quant_nearest(grid->range[j] / (grid->d * (float)scale));
+    *span = (int)nearest(grid->range[j] / (grid->d * (float)scale));
     return *span <= grid->code_max ? scale : 0;
 }
 
@@ -191,24 +198,55 @@ static bool affine_lane(const affine_grid *grid, size_t j, float dmin, int *scal
     return false;
 }
 
+/* What a lane's codes follow from: weight + lift = step * code, and code < limit. */
+typedef struct { float lift[SPK_QUANT_LANES], step[SPK_QUANT_LANES], limit[SPK_QUANT_LANES]; } affine_codes;
+
+/* Codes of a row, each as whole_ratio has it; without branches, so that they are made side by side. */
+static bool affine_row(const affine_codes *c, const float x[SPK_QUANT_LANES], float slack, uint8_t codes[SPK_QUANT_LANES]) {
+    float ratio[SPK_QUANT_LANES], whole[SPK_QUANT_LANES], off[SPK_QUANT_LANES];
+    for (size_t j = 0; j < SPK_QUANT_LANES; j++) {
+        float height = x[j] + c->lift[j];
+        ratio[j] = height / c->step[j];
+        whole[j] = nearest(ratio[j]);
+        off[j] = fabsf(whole[j] * c->step[j] - height);
+    }
+    int32_t good = 1;
+    for (size_t j = 0; j < SPK_QUANT_LANES; j++) good &= (ratio[j] > -0.5f) & (ratio[j] < c->limit[j]) & (off[j] <= slack);
+    for (size_t j = 0; j < SPK_QUANT_LANES && good; j++) codes[j] = (uint8_t)whole[j];
+    return good;
+}
+
 /* Scales and mins of all lanes, then the codes, each checked. */
 static bool affine_finish(const affine_grid *grid, float dmin, spk_quant_affine_fit *out) {
+    affine_codes c;
     for (size_t j = 0; j < SPK_QUANT_LANES; j++) {
         int scale, min;
         if (!affine_lane(grid, j, dmin, &scale, &min)) return false;
         out->min[j] = (uint8_t)min;
         out->scale[j] = (uint8_t)scale;
-        float step = scale > 0 ? grid->d * (float)scale : 1.0f;
-        for (size_t i = 0; i < SPK_QUANT_DEPTH; i++) {
-            float height = grid->tile->x[i][j] + (float)min * dmin;
-            int code = whole_ratio(height, step, grid->slack, 0, scale > 0 ? grid->code_max : 0);
-            if (code < 0) return false;
-            out->code[i][j] = (uint8_t)code;
-        }
+        c.lift[j] = (float)min * dmin;
+        c.step[j] = scale > 0 ? grid->d * (float)scale : 1.0f;
+        c.limit[j] = (scale > 0 ? (float)grid->code_max : 0.0f) + 0.5f;
     }
+    for (size_t i = 0; i < SPK_QUANT_DEPTH; i++)
+        if (!affine_row(&c, grid->tile->x[i], grid->slack, out->code[i])) return false;
     out->d = spk_f32_to_f16(grid->d);
     out->dmin = spk_f32_to_f16(dmin);
     return true;
+}
+
+/* factor_of the divisors 1 to SPK_QUANT_SCALE_MAX; without branches, so that they are made side by side.  unit > 0. */
+static void factors_of(float unit, float slack, float out[SPK_QUANT_SCALE_MAX]) {
+    for (int k = 0; k < SPK_QUANT_SCALE_MAX; k++) {
+        float divisor = (float)(k + 1), wanted = unit / divisor, small = (wanted + 0.5f) - 0.5f, normal;
+        uint32_t bits;
+        memcpy(&bits, &wanted, sizeof bits);
+        bits = (bits + 0xfffu + (bits >> 13 & 1u)) & ~0x1fffu;
+        memcpy(&normal, &bits, sizeof normal);
+        float factor = wanted < 0x1p-14f ? small : normal;
+        bool fits = (factor <= SPK_QUANT_F16_MAX) & (fabsf(factor * divisor - unit) <= slack);
+        out[k] = fits ? factor : 0.0f;
+    }
 }
 
 /* Lane j has a min, which is its depth for some scale and some code of its smallest weight: dmin is that depth over
@@ -220,10 +258,11 @@ static bool affine_with_lane(const affine_grid *grid, size_t j, spk_quant_affine
         if (grid->unit[j] > 0 && (scale = affine_scale(grid, j, divisor, &span)) == 0) continue;
         for (int code = 0; code <= grid->code_max - span; code++) {
             float depth = (float)(code * scale) * grid->d - grid->low[j];
-            for (int min = SPK_QUANT_SCALE_MAX; min >= 1 && depth > 0; min--) {
-                float dmin = factor_of(depth, min, grid->slack);
-                if (dmin > 0 && affine_finish(grid, dmin, out)) return true;
-            }
+            float dmin[SPK_QUANT_SCALE_MAX];
+            if (!(depth > 0)) continue;
+            factors_of(depth, grid->slack, dmin);
+            for (int min = SPK_QUANT_SCALE_MAX; min >= 1; min--)
+                if (dmin[min - 1] > 0 && affine_finish(grid, dmin[min - 1], out)) return true;
         }
     }
     return false;
@@ -239,9 +278,10 @@ static bool affine_with_d(const affine_grid *grid, spk_quant_affine_fit *out) {
     return false;
 }
 
-bool spk_quant_affine_exact(const spk_quant_tile *tile, uint32_t code_max, spk_quant_affine_fit *out) {
-    affine_grid grid = { .tile = tile, .code_max = (int)code_max };
-    if (!affine_units(&grid)) return false;
+bool spk_quant_affine_exact(const spk_quant_tile *tile, const spk_quant_affine_units *units, uint32_t code_max,
+                            spk_quant_affine_fit *out) {
+    affine_grid grid = { .tile = tile, .low = units->low, .range = units->range, .unit = units->unit, .code_max = (int)code_max };
+    for (size_t j = 0; j < SPK_QUANT_LANES; j++) grid.slack = larger(grid.slack, units->slack[j]);
     float most = 0, relative_slack = 0;                      /* the largest unit, and how well it is known */
     for (size_t j = 0; j < SPK_QUANT_LANES; j++) {
         if (grid.unit[j] <= most) continue;
@@ -249,11 +289,10 @@ bool spk_quant_affine_exact(const spk_quant_tile *tile, uint32_t code_max, spk_q
         relative_slack = 2 * grid.slack / grid.range[j];
     }
     if (most == 0) return false;
-    float unit = spk_quant_common_unit(grid.unit, SPK_QUANT_LANES, 1, 0.0f,
-                                       most / (SPK_QUANT_SCALE_MAX * ((float)code_max + 0.5f)),
-                                       most / (16 * SPK_QUANT_SCALE_MAX * (float)code_max));
+    float unit = common_unit(grid.unit, SPK_QUANT_LANES, most / (SPK_QUANT_SCALE_MAX * ((float)code_max + 0.5f)),
+                             most / (16 * SPK_QUANT_SCALE_MAX * (float)code_max));
     if (unit == 0) return false;
-    unit = most / spk_quant_nearest(most / unit);
+    unit = most / nearest(most / unit);
     /* The largest of the units is d times a product of a scale and a difference of codes. */
     int divisor_max = (int)((float)(SPK_QUANT_SCALE_MAX * grid.code_max) * unit / most + 0.5f);
     for (int divisor = 1; divisor <= divisor_max; divisor++) {

@@ -16,6 +16,7 @@
 enum {
     SPK_QUANT_LANES = 8,
     SPK_QUANT_DEPTH = 32,                  /* weights of a tile in one lane */
+    SPK_QUANT_TILES_AVX512 = 2, SPK_QUANT_TILES_MAX = 2,   /* that a build searches side by side */
     SPK_QUANT_SCALE_MAX = 63,              /* 6-bit scales and mins of Q4_K and Q5_K */
     SPK_QUANT_Q6_SCALE_MAX = 127,
     SPK_QUANT_Q6_CODE_MIN = -32, SPK_QUANT_Q6_CODE_MAX = 31,
@@ -40,6 +41,16 @@ typedef struct {
     bool weighted;
 } spk_quant_tile;
 
+/* What a type's tiles are made of. */
+typedef struct {
+    uint32_t sub_block_weights;            /* of a lane, in one group of the tile */
+    float    low, high;                    /* what a block can decode to at most */
+} spk_quant_shape;
+
+/* See requant/quant_units_internal.h. */
+typedef struct spk_quant_affine_units spk_quant_affine_units;
+typedef struct spk_quant_symmetric_units spk_quant_symmetric_units;
+
 /* Q4_K and Q5_K: weight = d * scale[j] * code - dmin * min[j]. */
 typedef struct {
     uint16_t d, dmin;
@@ -60,32 +71,42 @@ typedef struct {
     int8_t   code[SPK_QUANT_DEPTH][SPK_QUANT_LANES];
 } spk_quant_q8_fit;
 
-/* One build of the searches.  code_max: 15 for Q4_K, 31 for Q5_K. */
+/* One build of the searches, each for tile_count tiles at once, of the same importance; the same tile twice is as good.
+ * code_max: 15 for Q4_K, 31 for Q5_K. */
 typedef struct {
     const char *name;
+    uint32_t    tile_count;
     bool      (*usable)(void);
-    void      (*affine)(const spk_quant_tile *tile, uint32_t code_max, spk_quant_effort effort,
-                         spk_quant_affine_fit *out);
-    void      (*q6)(const spk_quant_tile *tile, spk_quant_effort effort, spk_quant_q6_fit *out);
-    void      (*q8)(const spk_quant_tile *tile, spk_quant_effort effort, spk_quant_q8_fit *out);
+    void      (*affine)(const spk_quant_tile *const tiles[], uint32_t code_max, spk_quant_effort effort,
+                         spk_quant_affine_fit *const out[]);
+    void      (*q6)(const spk_quant_tile *const tiles[], spk_quant_effort effort, spk_quant_q6_fit *const out[]);
+    void      (*q8)(const spk_quant_tile *const tiles[], spk_quant_effort effort, spk_quant_q8_fit *const out[]);
     void      (*error_add)(spk_quant_error *sums, const float *x, const float *y, uint64_t count);
+    bool      (*finite)(const float *weights, uint64_t count);
+    /* Weights of a row to a tile, 0 past the last; false if all are 0. */
+    bool      (*fill)(const float *weights, uint32_t count, const spk_quant_shape *shape, spk_quant_tile *tile);
+    void      (*fill_importance)(const float importance[SPK_SUPERBLOCK], const spk_quant_shape *shape, spk_quant_tile *tile);
+    /* False where the weights of some lane have no unit: then there is no exact fit. */
+    bool      (*affine_units)(const spk_quant_tile *tile, int code_max, spk_quant_affine_units *out);
+    bool      (*symmetric_units)(const spk_quant_tile *tile, uint32_t group_count, spk_quant_symmetric_units *out);
 } spk_quant_build;
 
 #define SPK_QUANT_DECLARE(build)                                                                                      \
-    void spk_quant_affine_##build(const spk_quant_tile *tile, uint32_t code_max, spk_quant_effort effort,            \
-                                  spk_quant_affine_fit *out);                                                        \
-    void spk_quant_q6_##build(const spk_quant_tile *tile, spk_quant_effort effort, spk_quant_q6_fit *out);           \
-    void spk_quant_q8_##build(const spk_quant_tile *tile, spk_quant_effort effort, spk_quant_q8_fit *out);           \
-    void spk_quant_error_add_##build(spk_quant_error *sums, const float *x, const float *y, uint64_t count)
+    void spk_quant_affine_##build(const spk_quant_tile *const tiles[], uint32_t code_max, spk_quant_effort effort,   \
+                                  spk_quant_affine_fit *const out[]);                                                \
+    void spk_quant_q6_##build(const spk_quant_tile *const tiles[], spk_quant_effort effort, spk_quant_q6_fit *const out[]); \
+    void spk_quant_q8_##build(const spk_quant_tile *const tiles[], spk_quant_effort effort, spk_quant_q8_fit *const out[]); \
+    void spk_quant_error_add_##build(spk_quant_error *sums, const float *x, const float *y, uint64_t count);         \
+    bool spk_quant_finite_##build(const float *weights, uint64_t count);                                             \
+    bool spk_quant_fill_##build(const float *weights, uint32_t count, const spk_quant_shape *shape, spk_quant_tile *tile); \
+    void spk_quant_fill_importance_##build(const float importance[SPK_SUPERBLOCK], const spk_quant_shape *shape,     \
+                                           spk_quant_tile *tile);                                                    \
+    bool spk_quant_affine_units_##build(const spk_quant_tile *tile, int code_max, spk_quant_affine_units *out);      \
+    bool spk_quant_symmetric_units_##build(const spk_quant_tile *tile, uint32_t group_count, spk_quant_symmetric_units *out)
 SPK_QUANT_DECLARE(plain);
 SPK_QUANT_DECLARE(avx2);
 SPK_QUANT_DECLARE(avx512);
 
-/* What a type's tiles are made of. */
-typedef struct {
-    uint32_t sub_block_weights;            /* of a lane, in one group of the tile */
-    float    low, high;                    /* what a block can decode to at most */
-} spk_quant_shape;
 const spk_quant_shape *spk_quant_shape_of(uint32_t type);     /* of a type that spk_quantize can make */
 
 /* A weight as a tile has it.  Below TINY, half of the smallest F16, no block holds a smaller weight, and 0 is nearer. */
@@ -119,10 +140,11 @@ SPK_MUST_CHECK spk_status spk_quantize_with(const spk_quant_build *build, const 
 
 /* ---- quant_exact.c: weights that were decoded from a block of the type ---- */
 
-/* If the tile lies on a grid of the type (weights that were decoded from such a block), fill the fit with it and
- * return true; the search is not needed then.  Quick to say no. */
-bool spk_quant_affine_exact(const spk_quant_tile *tile, uint32_t code_max, spk_quant_affine_fit *out);
-bool spk_quant_q6_exact(const spk_quant_tile *tile, spk_quant_q6_fit *out);
-bool spk_quant_q8_exact(const spk_quant_tile *tile, spk_quant_q8_fit *out);
+/* If the tile, whose units these are, lies on a grid of the type (weights that were decoded from such a block), fill the
+ * fit with it and return true; the search is not needed then. */
+bool spk_quant_affine_exact(const spk_quant_tile *tile, const spk_quant_affine_units *units, uint32_t code_max,
+                            spk_quant_affine_fit *out);
+bool spk_quant_q6_exact(const spk_quant_tile *tile, const spk_quant_symmetric_units *units, spk_quant_q6_fit *out);
+bool spk_quant_q8_exact(const spk_quant_tile *tile, const spk_quant_symmetric_units *units, spk_quant_q8_fit *out);
 
 #endif

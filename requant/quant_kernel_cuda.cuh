@@ -14,7 +14,6 @@ extern "C" {
 #include "requant/quant_internal.h"
 }
 #include "requant/quant_blocks_internal.h"
-#include "requant/quant_units_internal.h"
 #include "requant/quant_vectors_internal.h"
 
 namespace spk {

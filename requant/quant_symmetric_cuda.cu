@@ -2,19 +2,18 @@
 #include "requant/quant_kernel_cuda.cuh"
 
 #include "requant/quant_symmetric_lanes.c"
+#include "requant/quant_units_lanes.c"
 
 namespace spk {
 
 static __global__ void __launch_bounds__(QUANT_THREADS) quant_q6_kernel(const __grid_constant__ quant_args args) {
     const quant_work w = begin_tile(args);
-    bool has_units = true;
-    for (uint32_t s = lane(); s < 2 * SPK_QUANT_LANES; s += SPK_QUANT_LANES) {
-        float peak;
-        has_units = has_units && (spk_quant_q6_unit(&w.own->tile, s, &peak) != 0 || peak == 0);
-    }
-    const bool may_be_exact = w.is_filled && all_lanes(has_units);
+    const spk_quant_tile *const tile = &w.own->tile;
+    vec units, peaks;
+    const bool may_be_exact = w.is_filled && q6_units(&tile, 0, &units, &peaks) && q6_units(&tile, 1, &units, &peaks);
     __syncwarp();
-    if (w.is_filled) spk_quant_q6_cuda(&w.own->tile, args.effort, &w.own->q6);
+    spk_quant_q6_fit *const fit = &w.own->q6;
+    if (w.is_filled) spk_quant_q6_cuda(&tile, args.effort, &fit);
     else make_zeros(w);
     __syncwarp();
     spk_quant_pack_q6_k(&w.own->q6, lane(), SPK_QUANT_LANES, (spk_block_q6_k *)w.own->block);
@@ -23,10 +22,11 @@ static __global__ void __launch_bounds__(QUANT_THREADS) quant_q6_kernel(const __
 
 static __global__ void __launch_bounds__(QUANT_THREADS) quant_q8_kernel(const __grid_constant__ quant_args args) {
     const quant_work w = begin_tile(args);
-    float peak;
-    const bool has_unit = spk_quant_q8_unit(&w.own->tile, lane(), &peak) != 0 || peak == 0;
-    const bool may_be_exact = w.is_filled && all_lanes(has_unit);
-    if (w.is_filled) spk_quant_q8_cuda(&w.own->tile, args.effort, &w.own->q8);
+    const spk_quant_tile *const tile = &w.own->tile;
+    vec units, peaks;
+    const bool may_be_exact = w.is_filled && q8_units(&tile, &units, &peaks);
+    spk_quant_q8_fit *const fit = &w.own->q8;
+    if (w.is_filled) spk_quant_q8_cuda(&tile, args.effort, &fit);
     else make_zeros(w);
     __syncwarp();
     spk_quant_pack_q8_0(&w.own->q8, lane(), SPK_QUANT_LANES, (spk_block_q8_0 *)w.own->block);

@@ -26,21 +26,42 @@ enum {
 #define Q8_LEVELS_MIN 105.0f
 
 typedef struct {
-    v8_column             z;                    /* x, turned */
-    const spk_quant_tile *tile;
-    v8                    turn[GROUP_COUNT], peak[GROUP_COUNT], zz_sum[GROUP_COUNT];
+    vec_column                   z;              /* x, turned */
+    const spk_quant_tile *const *tiles;
+    vec                          turn[GROUP_COUNT], peak[GROUP_COUNT], zz_sum[GROUP_COUNT];
 } q6_problem;
 
 /* The best multiple of one coding: x ~ slope * code, with error + curvature * (slope' - slope)^2 for another slope'. */
-typedef struct { v8 slope, error, curvature; } q6_candidate;
+typedef struct { vec slope, error, curvature; } q6_candidate;
 
 typedef struct {
-    float d;
-    v8    scale[GROUP_COUNT], error[GROUP_COUNT];
+    vec d;                                      /* one for a tile */
+    vec scale[GROUP_COUNT], error[GROUP_COUNT];
 } q6_solution;
 
-LANES_INLINE v8 load_weight(const spk_quant_tile *tile, int i, bool weighted) {
-    return weighted ? v8_load(tile->w[i]) : v8_all(1.0f);
+LANES_INLINE q6_solution q6_choose(const vec_mask *is_yes, const q6_solution *yes, const q6_solution *no) {
+    vec_mask condition = *is_yes;
+    q6_solution s = { .d = vec_choose(condition, yes->d, no->d) };
+    LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) {
+        s.scale[g] = vec_choose(condition, yes->scale[g], no->scale[g]);
+        s.error[g] = vec_choose(condition, yes->error[g], no->error[g]);
+    }
+    return s;
+}
+
+/* Of all lanes of a tile. */
+LANES_INLINE vec q6_error(const q6_solution *s) {
+    return vec_sum(&s->error[0]) + vec_sum(&s->error[1]);
+}
+
+/* The tiles for which `tried` has the smaller error take it. */
+LANES_INLINE void q6_keep_better(q6_solution *s, const q6_solution *tried) {
+    vec_mask is_better = vec_less(q6_error(tried), q6_error(s));
+    *s = q6_choose(&is_better, tried, s);
+}
+
+LANES_INLINE vec load_importance(const spk_quant_tile *const tiles[], int i, bool weighted) {
+    return weighted ? vec_importance(tiles, i) : vec_all(1.0f);
 }
 
 LANES_INLINE int q6_span_count(spk_quant_effort effort) {
@@ -54,178 +75,183 @@ LANES_INLINE float q6_span(int index) {
     return 32.8f - 0.15f * (float)place;
 }
 
-LANES_INLINE void q6_prepare(q6_problem *p, const spk_quant_tile *tile, bool weighted) {
-    p->tile = tile;
-    v8_column_begin(p->z, tile);
+LANES_INLINE void q6_prepare(q6_problem *p, const spk_quant_tile *const tiles[], bool weighted) {
+    p->tiles = tiles;
+    vec_column_begin(p->z, tiles);
     LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) {
-        v8 low = v8_all(0.0f), high = v8_all(0.0f), zz_sum = v8_all(0.0f);
+        vec low = vec_all(0.0f), high = vec_all(0.0f), zz_sum = vec_all(0.0f);
         for (int i = g * GROUP_DEPTH; i < (g + 1) * GROUP_DEPTH; i++) {
-            v8 x = v8_load(tile->x[i]);
-            low = v8_min(x, low);
-            high = v8_max(x, high);
+            vec x = vec_weights(tiles, i);
+            low = vec_min(x, low);
+            high = vec_max(x, high);
         }
-        p->turn[g] = v8_choose(v8_less(-low, high), v8_all(-1.0f), v8_all(1.0f));
-        p->peak[g] = v8_max(high, -low);
+        p->turn[g] = vec_choose(vec_less(-low, high), vec_all(-1.0f), vec_all(1.0f));
+        p->peak[g] = vec_max(high, -low);
         for (int i = g * GROUP_DEPTH; i < (g + 1) * GROUP_DEPTH; i++) {
-            v8 z = v8_load(tile->x[i]) * p->turn[g];
+            vec z = vec_weights(tiles, i) * p->turn[g];
             p->z[i] = z;
-            zz_sum += load_weight(tile, i, weighted) * z * z;
+            zz_sum += load_importance(tiles, i, weighted) * z * z;
         }
         p->zz_sum[g] = zz_sum;
     }
 }
 
-#define q6_code(place) v8_clamp(v8_round(place), SPK_QUANT_Q6_CODE_MIN, SPK_QUANT_Q6_CODE_MAX)
+#define q6_code(place) vec_clamp(vec_round(place), SPK_QUANT_Q6_CODE_MIN, SPK_QUANT_Q6_CODE_MAX)
 
 /* Of the spans begin <= s < end. */
 LANES_INLINE void q6_make_candidates(const q6_problem *p, int g, int begin, int end, bool weighted,
                                      q6_candidate (*out)[GROUP_COUNT]) {
-    v8 inverse_peak = v8_inverse_or_zero(p->peak[g]);
+    vec inverse_peak = vec_inverse_or_zero(p->peak[g]);
     for (int s = begin; s < end; s += Q6_BATCH) {
-        v8 inverse_step[Q6_BATCH], code_code[Q6_BATCH], code_z[Q6_BATCH];
+        vec inverse_step[Q6_BATCH], code_code[Q6_BATCH], code_z[Q6_BATCH];
         LANES_UNROLL for (int k = 0; k < Q6_BATCH; k++) {
             inverse_step[k] = inverse_peak * q6_span(s + k);
-            code_code[k] = code_z[k] = v8_all(0.0f);
+            code_code[k] = code_z[k] = vec_all(0.0f);
         }
         for (int i = g * GROUP_DEPTH; i < (g + 1) * GROUP_DEPTH; i++) {
-            v8 z = p->z[i], w = load_weight(p->tile, i, weighted);
+            vec z = p->z[i], w = load_importance(p->tiles, i, weighted);
             LANES_UNROLL for (int k = 0; k < Q6_BATCH; k++) {
-                v8 code = q6_code(z * inverse_step[k]), weighted_code = weighted ? w * code : code;
+                vec code = q6_code(z * inverse_step[k]), weighted_code = weighted ? w * code : code;
                 code_code[k] += weighted_code * code;
                 code_z[k] += weighted_code * z;
             }
         }
         LANES_UNROLL for (int k = 0; k < Q6_BATCH; k++) {
-            v8 slope = code_z[k] * v8_inverse_or_zero(code_code[k]);
+            vec slope = code_z[k] * vec_inverse_or_zero(code_code[k]);
             out[s + k][g] = (q6_candidate){ slope, p->zz_sum[g] - slope * code_z[k], code_code[k] };
         }
     }
 }
 
 /* Each lane takes the candidate that is best when its slope is rounded to a multiple of d. */
-LANES_INLINE float q6_try_d(q6_candidate (*candidates)[GROUP_COUNT], int span_count, float d,
-                            q6_solution *out) {
-    float inverse_d = d > 0 ? 1.0f / d : 0.0f;
-    out->d = d;
+LANES_INLINE void q6_try_d(q6_candidate (*candidates)[GROUP_COUNT], int span_count, const vec *d, q6_solution *out) {
+    vec inverse_d = vec_inverse_or_zero(*d);
+    out->d = *d;
     LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) {
-        v8 best_error = v8_all(3e38f), best_scale = v8_all(0.0f);
+        vec best_error = vec_all(3e38f), best_scale = vec_all(0.0f);
         for (int k = 0; k < span_count; k++) {
             const q6_candidate *c = &candidates[k][g];
-            v8 scale = v8_clamp(v8_round(c->slope * inverse_d), 0, SPK_QUANT_Q6_SCALE_MAX);
-            v8 slope_off = scale * d - c->slope, error = c->error + c->curvature * slope_off * slope_off;
-            v8i better = v8_less(error, best_error);
-            best_error = v8_choose(better, error, best_error);
-            best_scale = v8_choose(better, scale, best_scale);
+            vec scale = vec_clamp(vec_round(c->slope * inverse_d), 0, SPK_QUANT_Q6_SCALE_MAX);
+            vec slope_off = scale * *d - c->slope, error = c->error + c->curvature * slope_off * slope_off;
+            vec_mask better = vec_less(error, best_error);
+            best_error = vec_min(error, best_error);
+            best_scale = vec_choose(better, scale, best_scale);
         }
         out->error[g] = best_error;
         out->scale[g] = best_scale;
     }
-    return v8_sum(&out->error[0]) + v8_sum(&out->error[1]);
 }
 
 /* The largest slope of the candidates that are best before slopes are rounded. */
-LANES_INLINE float q6_top_slope(q6_candidate (*candidates)[GROUP_COUNT], int span_count) {
-    v8 top = v8_all(0.0f);
+LANES_INLINE vec q6_top_slope(q6_candidate (*candidates)[GROUP_COUNT], int span_count) {
+    vec top = vec_all(0.0f);
     LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) {
-        v8 error = v8_all(3e38f), slope = v8_all(0.0f);
+        vec error = vec_all(3e38f), slope = vec_all(0.0f);
         for (int k = 0; k < span_count; k++) {
-            v8i better = v8_less(candidates[k][g].error, error);
-            error = v8_choose(better, candidates[k][g].error, error);
-            slope = v8_choose(better, candidates[k][g].slope, slope);
+            vec_mask better = vec_less(candidates[k][g].error, error);
+            error = vec_min(candidates[k][g].error, error);
+            slope = vec_choose(better, candidates[k][g].slope, slope);
         }
-        top = v8_max(slope, top);
+        top = vec_max(slope, top);
     }
-    return v8_largest(&top);
+    return vec_largest(&top);
+}
+
+/* The d that makes the largest slope so many steps less than the largest scale. */
+LANES_INLINE vec q6_factor(const vec *top_slope, int less) {
+    vec wanted = *top_slope / (float)(SPK_QUANT_Q6_SCALE_MAX - less);
+    return vec_half_scale(&wanted);
 }
 
 LANES_INLINE void q6_choose_d(q6_candidate (*candidates)[GROUP_COUNT], int span_count, int top_count,
                               q6_solution *out) {
-    float top_slope = q6_top_slope(candidates, span_count);
-    float least = q6_try_d(candidates, span_count, half_scale(top_slope / SPK_QUANT_Q6_SCALE_MAX), out);
+    vec top_slope = q6_top_slope(candidates, span_count), d = q6_factor(&top_slope, 0);
+    q6_try_d(candidates, span_count, &d, out);
     for (int t = 1; t < top_count; t++) {
         q6_solution tried;
-        float d = half_scale(top_slope / (float)(SPK_QUANT_Q6_SCALE_MAX - 2 * t));
-        float sum = q6_try_d(candidates, span_count, d, &tried);
-        if (sum < least) least = sum, *out = tried;
+        d = q6_factor(&top_slope, 2 * t);
+        q6_try_d(candidates, span_count, &d, &tried);
+        q6_keep_better(out, &tried);
     }
 }
 
 /* Places of codes for a scale; a scale of 0 has a step of 1 and the single code 0. */
-LANES_INLINE v8 step_of(const v8 *scale, float d, v8 *inverse_step) {
-    v8 step = *scale * d;
-    *inverse_step = v8_inverse_or_zero(step);
-    return v8_choose(v8_less(v8_all(0.0f), step), step, v8_all(1.0f));
+LANES_INLINE vec step_of(const vec *scale, const vec *d, vec *inverse_step) {
+    vec step = *scale * *d;
+    *inverse_step = vec_inverse_or_zero(step);
+    return vec_choose(vec_less(vec_all(0.0f), step), step, vec_all(1.0f));
 }
 
-LANES_INLINE v8 q6_measure(const q6_problem *p, int g, const v8 *scale, float d, bool weighted) {
-    v8 inverse_step, step = step_of(scale, d, &inverse_step), sum = v8_all(0.0f);
-    v8i filled = v8_less(v8_all(0.0f), inverse_step);
+LANES_INLINE vec q6_measure(const q6_problem *p, int g, const vec *scale, const vec *d, bool weighted) {
+    vec inverse_step, step = step_of(scale, d, &inverse_step), sum = vec_all(0.0f);
+    vec_mask filled = vec_less(vec_all(0.0f), inverse_step);
     for (int i = g * GROUP_DEPTH; i < (g + 1) * GROUP_DEPTH; i++) {
-        v8 place = p->z[i] * inverse_step, off = place - q6_code(place);
-        sum += load_weight(p->tile, i, weighted) * off * off;
+        vec place = p->z[i] * inverse_step, off = place - q6_code(place);
+        sum += load_importance(p->tiles, i, weighted) * off * off;
     }
-    return v8_choose(filled, sum * step * step, p->zz_sum[g]);
+    return vec_choose(filled, sum * step * step, p->zz_sum[g]);
 }
 
 LANES_INLINE void q6_measure_solution(const q6_problem *p, q6_solution *s, bool weighted) {
-    LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) s->error[g] = q6_measure(p, g, &s->scale[g], s->d, weighted);
-}
-
-LANES_INLINE float q6_error(const q6_solution *s) {
-    return v8_sum(&s->error[0]) + v8_sum(&s->error[1]);
+    LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) s->error[g] = q6_measure(p, g, &s->scale[g], &s->d, weighted);
 }
 
 /* Best d for the codes as they are. */
 LANES_INLINE void q6_solve_d(const q6_problem *p, q6_solution *s, bool weighted) {
-    double code_code = 0, code_z = 0;
+    double code_code[LANES_TILES] = { 0 }, code_z[LANES_TILES] = { 0 };
     LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) {
-        v8 inverse_step, code_code_lanes = v8_all(0.0f), code_z_lanes = v8_all(0.0f);
-        (void)step_of(&s->scale[g], s->d, &inverse_step);
+        vec inverse_step, code_code_lanes = vec_all(0.0f), code_z_lanes = vec_all(0.0f);
+        (void)step_of(&s->scale[g], &s->d, &inverse_step);
         for (int i = g * GROUP_DEPTH; i < (g + 1) * GROUP_DEPTH; i++) {
-            v8 code = q6_code(p->z[i] * inverse_step), weighted_code = load_weight(p->tile, i, weighted) * code;
+            vec code = q6_code(p->z[i] * inverse_step), weighted_code = load_importance(p->tiles, i, weighted) * code;
             code_code_lanes += weighted_code * code;
             code_z_lanes += weighted_code * p->z[i];
         }
-        for (int j = 0; j < SPK_QUANT_LANES; j++) {
-            double scale = (double)v8_lane(s->scale[g], j);
-            code_code += scale * scale * (double)v8_lane(code_code_lanes, j);
-            code_z += scale * (double)v8_lane(code_z_lanes, j);
-        }
+        vec scale_scale = s->scale[g] * s->scale[g];
+        vec_add_products(&scale_scale, &code_code_lanes, code_code);
+        vec_add_products(&s->scale[g], &code_z_lanes, code_z);
     }
-    if (!(code_code > 0)) return;
+    float d[LANES_TILES];
+    LANES_UNROLL for (int t = 0; t < LANES_TILES; t++) {
+        float solved = code_code[t] > 0 ? (float)(code_z[t] / code_code[t]) : 0.0f;
+        d[t] = solved > 0 ? solved : vec_of_tile(s->d, t);
+    }
+    vec wanted = vec_of_tiles(d);
     q6_solution tried = *s;
-    tried.d = half_scale((float)(code_z / code_code));
-    if (!(tried.d > 0) || tried.d == s->d) return;
+    tried.d = vec_half_scale(&wanted);
     q6_measure_solution(p, &tried, weighted);
-    if (q6_error(&tried) < q6_error(s)) *s = tried;
+    q6_keep_better(s, &tried);
 }
 
 LANES_INLINE void q6_try_neighbours(const q6_problem *p, q6_solution *s, int reach, bool weighted) {
     LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) {
-        v8 middle = s->scale[g];
+        vec middle = s->scale[g];
         for (int a = -reach; a <= reach; a++) {
-            v8 scale = v8_clamp(middle + (float)a, 0, SPK_QUANT_Q6_SCALE_MAX);
-            v8 error = q6_measure(p, g, &scale, s->d, weighted);
-            v8i better = v8_less(error, s->error[g]);
-            s->error[g] = v8_choose(better, error, s->error[g]);
-            s->scale[g] = v8_choose(better, scale, s->scale[g]);
+            vec scale = vec_clamp(middle + (float)a, 0, SPK_QUANT_Q6_SCALE_MAX);
+            vec error = q6_measure(p, g, &scale, &s->d, weighted);
+            vec_mask better = vec_less(error, s->error[g]);
+            s->error[g] = vec_min(error, s->error[g]);
+            s->scale[g] = vec_choose(better, scale, s->scale[g]);
         }
     }
 }
 
 /* As polish in quant_affine_lanes.c: where little is lost, many d are measured. */
 LANES_INLINE void q6_polish(const q6_problem *p, q6_solution *s, bool weighted) {
-    if (q6_error(s) > SPK_QUANT_SMALL_ERROR * (v8_sum(&p->zz_sum[0]) + v8_sum(&p->zz_sum[1]))) return;
-    v8 slope[GROUP_COUNT] = { s->scale[0] * s->d, s->scale[1] * s->d }, larger = v8_max(slope[0], slope[1]);
-    float top_slope = v8_largest(&larger);
-    for (int top = SPK_QUANT_Q6_SCALE_MAX; top >= POLISH_TOP_MIN && top_slope > 0; top--) {
-        q6_solution tried = { .d = half_scale(top_slope / (float)top) };
-        float inverse_d = 1.0f / tried.d;
+    vec whole = vec_sum(&p->zz_sum[0]) + vec_sum(&p->zz_sum[1]);
+    vec slope[GROUP_COUNT] = { s->scale[0] * s->d, s->scale[1] * s->d }, larger = vec_max(slope[0], slope[1]);
+    vec top_slope = vec_largest(&larger);
+    vec_mask is_open = vec_both(vec_not(vec_less(SPK_QUANT_SMALL_ERROR * whole, q6_error(s))), vec_less(vec_all(0.0f), top_slope));
+    for (int top = SPK_QUANT_Q6_SCALE_MAX; top >= POLISH_TOP_MIN && vec_any(is_open); top--) {
+        vec wanted = top_slope / (float)top;
+        q6_solution tried = { .d = vec_half_scale(&wanted) };
+        vec inverse_d = vec_inverse_or_zero(tried.d);
         LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) {
-            tried.scale[g] = v8_clamp(v8_round(slope[g] * inverse_d), 0, SPK_QUANT_Q6_SCALE_MAX);
-            tried.error[g] = q6_measure(p, g, &tried.scale[g], tried.d, weighted);
+            tried.scale[g] = vec_clamp(vec_round(slope[g] * inverse_d), 0, SPK_QUANT_Q6_SCALE_MAX);
+            tried.error[g] = q6_measure(p, g, &tried.scale[g], &tried.d, weighted);
         }
-        if (q6_error(&tried) < q6_error(s)) *s = tried;
+        vec_mask is_better = vec_both(is_open, vec_less(q6_error(&tried), q6_error(s)));
+        *s = q6_choose(&is_better, &tried, s);
     }
 }
 
@@ -255,16 +281,20 @@ LANES_INLINE void q6_search_normal(const q6_problem *p, bool weighted,
     q6_try_neighbours(p, &wider, Q6_REACH, weighted);
     q6_solve_d(p, &wider, weighted);
     q6_polish(p, &wider, weighted);
-    if (!(q6_error(s) < q6_error(&wider))) *s = wider;
+    vec_mask is_better = vec_less(q6_error(s), q6_error(&wider));
+    *s = q6_choose(&is_better, s, &wider);
 }
 
-/* Neighbours and d in turns, until neither finds anything. */
-LANES_INLINE void q6_refine(const q6_problem *p, bool weighted, q6_solution *s) {
-    for (int round = 0; round < Q6_BEST_ROUNDS_MAX; round++) {
-        float before = q6_error(s);
-        q6_solve_d(p, s, weighted);
-        q6_try_neighbours(p, s, Q6_BEST_REACH, weighted);
-        if (!(q6_error(s) < before)) return;
+/* Neighbours and d in turns, until neither finds anything; for the tiles that take part. */
+LANES_INLINE void q6_refine(const q6_problem *p, bool weighted, const vec_mask *takes_part, q6_solution *s) {
+    vec_mask is_open = *takes_part;
+    for (int round = 0; round < Q6_BEST_ROUNDS_MAX && vec_any(is_open); round++) {
+        q6_solution next = *s;
+        q6_solve_d(p, &next, weighted);
+        q6_try_neighbours(p, &next, Q6_BEST_REACH, weighted);
+        vec before = q6_error(s);
+        *s = q6_choose(&is_open, &next, s);
+        is_open = vec_both(is_open, vec_less(q6_error(s), before));
     }
 }
 
@@ -273,70 +303,66 @@ LANES_INLINE void q6_search_best(const q6_problem *p, bool weighted,
                                  q6_candidate (*candidates)[GROUP_COUNT], q6_solution *s) {
     LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++)
         q6_make_candidates(p, g, Q6_NORMAL_SPAN_COUNT, Q6_BEST_SPAN_COUNT, weighted, candidates);
-    float top_slope = q6_top_slope(candidates, Q6_BEST_SPAN_COUNT);
-    q6_refine(p, weighted, s);
+    vec top_slope = q6_top_slope(candidates, Q6_BEST_SPAN_COUNT);
+    vec_mask all = vec_less(vec_all(0.0f), vec_all(1.0f));
+    q6_refine(p, weighted, &all, s);
     for (int t = 0; t < Q6_BEST_TOP_COUNT; t++) {
         q6_solution tried;
-        float d = half_scale(top_slope / (float)(SPK_QUANT_Q6_SCALE_MAX - t));
-        (void)q6_try_d(candidates, Q6_BEST_SPAN_COUNT, d, &tried);
+        vec d = q6_factor(&top_slope, t);
+        q6_try_d(candidates, Q6_BEST_SPAN_COUNT, &d, &tried);
         q6_measure_solution(p, &tried, weighted);
-        if (q6_error(&tried) > HOPELESS * q6_error(s)) continue;
-        q6_refine(p, weighted, &tried);
-        if (q6_error(&tried) < q6_error(s)) *s = tried;
+        vec_mask is_hopeful = vec_not(vec_less(HOPELESS * q6_error(s), q6_error(&tried)));
+        q6_refine(p, weighted, &is_hopeful, &tried);
+        vec_mask is_better = vec_both(is_hopeful, vec_less(q6_error(&tried), q6_error(s)));
+        *s = q6_choose(&is_better, &tried, s);
     }
     q6_polish(p, s, weighted);
 }
 
-LANES_INLINE void q6_search(const spk_quant_tile *tile, spk_quant_effort effort, bool weighted, spk_quant_q6_fit *out) {
+LANES_INLINE void q6_search(const spk_quant_tile *const tiles[], spk_quant_effort effort, bool weighted, spk_quant_q6_fit *const out[]) {
     q6_problem p;
     typedef q6_candidate pair[GROUP_COUNT];
-    V8_ARRAY(pair, candidates, Q6_BEST_SPAN_COUNT, q6_span_count(effort));
+    VEC_ARRAY(pair, candidates, Q6_BEST_SPAN_COUNT, q6_span_count(effort));
     q6_solution s;
-    q6_prepare(&p, tile, weighted);
+    q6_prepare(&p, tiles, weighted);
     q6_search_fast(&p, weighted, candidates, &s);
     if (effort != SPK_EFFORT_FAST) q6_search_normal(&p, weighted, candidates, &s);
     if (effort == SPK_EFFORT_BEST) q6_search_best(&p, weighted, candidates, &s);
-    LANES_ONCE out->d = half_bits_of(s.d);
+    vec_store_half(s.d, out, d);
     LANES_UNROLL for (int g = 0; g < GROUP_COUNT; g++) {
-        v8 inverse_step, scale = s.scale[g] * p.turn[g];
-        (void)step_of(&s.scale[g], s.d, &inverse_step);
-        v8_store_bytes(&scale, out->scale + g * SPK_QUANT_LANES);
+        vec inverse_step, scale = s.scale[g] * p.turn[g];
+        (void)step_of(&s.scale[g], &s.d, &inverse_step);
+        vec_store_bytes(scale, out, scale + g * SPK_QUANT_LANES);
         for (int i = g * GROUP_DEPTH; i < (g + 1) * GROUP_DEPTH; i++) {
-            v8 code = q6_code(p.z[i] * inverse_step);
-            v8_store_bytes(&code, out->code[i]);
+            vec code = q6_code(p.z[i] * inverse_step);
+            vec_store_bytes(code, out, code[i]);
         }
     }
 }
 
-LANES_ENTRY void SPK_LANES_NAME(spk_quant_q6)(const spk_quant_tile *tile, spk_quant_effort effort, spk_quant_q6_fit *out) {
-    if (tile->weighted) {
-        q6_search(tile, effort, true, out);
+LANES_ENTRY void SPK_LANES_NAME(spk_quant_q6)(const spk_quant_tile *const tiles[], spk_quant_effort effort,
+                                              spk_quant_q6_fit *const out[]) {
+    if (tiles[0]->weighted) {
+        q6_search(tiles, effort, true, out);
     } else {
-        q6_search(tile, effort, false, out);
+        q6_search(tiles, effort, false, out);
     }
 }
 
 /* ---- Q8_0: eight blocks, each with a d of its own ---- */
 
-/* half_scale of each lane. */
-LANES_INLINE v8 half_scales(const v8 *v) {
-    v8 capped = v8_min(*v, v8_all(SPK_QUANT_F16_MAX)), bits = v8_half_bits(&capped), rounded = v8_half_values(&bits);
-    v8i lost = v8_less(rounded, v8_min(capped, v8_all(0x1p-24f)));
-    return v8_choose(lost, v8_all(0x1p-24f), rounded);
-}
+#define q8_code(place) vec_clamp(vec_round(place), -SPK_QUANT_Q8_CODE_MAX, SPK_QUANT_Q8_CODE_MAX)
 
-#define q8_code(place) v8_clamp(v8_round(place), -SPK_QUANT_Q8_CODE_MAX, SPK_QUANT_Q8_CODE_MAX)
-
-LANES_INLINE void q8_measure(const spk_quant_tile *tile, const v8 *d, int count, bool weighted, v8 *errors) {
-    v8 inverse_d[Q8_BATCH];
+LANES_INLINE void q8_measure(const spk_quant_tile *const tiles[], const vec *d, int count, bool weighted, vec *errors) {
+    vec inverse_d[Q8_BATCH];
     LANES_UNROLL for (int k = 0; k < count; k++) {
-        inverse_d[k] = v8_inverse_or_zero(d[k]);
-        errors[k] = v8_all(0.0f);
+        inverse_d[k] = vec_inverse_or_zero(d[k]);
+        errors[k] = vec_all(0.0f);
     }
     for (int i = 0; i < SPK_QUANT_DEPTH; i++) {
-        v8 x = v8_load(tile->x[i]), w = load_weight(tile, i, weighted);
+        vec x = vec_weights(tiles, i), w = load_importance(tiles, i, weighted);
         LANES_UNROLL for (int k = 0; k < count; k++) {
-            v8 place = x * inverse_d[k], off = place - q8_code(place);
+            vec place = x * inverse_d[k], off = place - q8_code(place);
             errors[k] += weighted ? w * off * off : off * off;
         }
     }
@@ -344,80 +370,83 @@ LANES_INLINE void q8_measure(const spk_quant_tile *tile, const v8 *d, int count,
 }
 
 /* What each lane has found. */
-typedef struct { v8 d, error; } q8_solution;
+typedef struct { vec d, error; } q8_solution;
 
-LANES_INLINE void q8_keep_better(q8_solution *s, const v8 *d, const v8 *error) {
-    v8i better = v8_less(*error, s->error);
-    s->error = v8_choose(better, *error, s->error);
-    s->d = v8_choose(better, *d, s->d);
+LANES_INLINE void q8_keep_better(q8_solution *s, const vec *d, const vec *error) {
+    vec_mask better = vec_less(*error, s->error);
+    s->error = vec_min(*error, s->error);
+    s->d = vec_choose(better, *d, s->d);
 }
 
 /* Many d that give up a few of the 127 levels; those of a lower effort come first. */
-LANES_INLINE void q8_search_spans(const spk_quant_tile *tile, const v8 *peak, int span_count, bool weighted,
+LANES_INLINE void q8_search_spans(const spk_quant_tile *const tiles[], const vec *peak, int span_count, bool weighted,
                                   q8_solution *s) {
     for (int first = 0; first < span_count; first += Q8_BATCH) {
-        v8 d[Q8_BATCH], errors[Q8_BATCH];
+        vec d[Q8_BATCH], errors[Q8_BATCH];
         LANES_UNROLL for (int k = 0; k < Q8_BATCH; k++) {
             int index = first + k, place = index % Q8_SPREAD * 3 + index / Q8_SPREAD;
-            v8 wanted = *peak / (127.0f - 0.5f * (float)place);
-            d[k] = half_scales(&wanted);
+            vec wanted = *peak / (127.0f - 0.5f * (float)place);
+            d[k] = vec_half_scale(&wanted);
         }
-        q8_measure(tile, d, Q8_BATCH, weighted, errors);
+        q8_measure(tiles, d, Q8_BATCH, weighted, errors);
         LANES_UNROLL for (int k = 0; k < Q8_BATCH; k++) q8_keep_better(s, &d[k], &errors[k]);
     }
 }
 
 /* The best d for the codes as they are. */
-LANES_INLINE void q8_solve_d(const spk_quant_tile *tile, bool weighted, q8_solution *s) {
-    v8 inverse_d = v8_inverse_or_zero(s->d), code_code = v8_all(0.0f), code_x = v8_all(0.0f), error;
+LANES_INLINE void q8_solve_d(const spk_quant_tile *const tiles[], bool weighted, q8_solution *s) {
+    vec inverse_d = vec_inverse_or_zero(s->d), code_code = vec_all(0.0f), code_x = vec_all(0.0f), error;
     for (int i = 0; i < SPK_QUANT_DEPTH; i++) {
-        v8 x = v8_load(tile->x[i]), code = q8_code(x * inverse_d), wc = load_weight(tile, i, weighted) * code;
+        vec x = vec_weights(tiles, i), code = q8_code(x * inverse_d), wc = load_importance(tiles, i, weighted) * code;
         code_code += wc * code;
         code_x += wc * x;
     }
-    v8 solved = code_x * v8_inverse_or_zero(code_code), d = half_scales(&solved);
-    q8_measure(tile, &d, 1, weighted, &error);
+    vec solved = code_x * vec_inverse_or_zero(code_code), d = vec_half_scale(&solved);
+    q8_measure(tiles, &d, 1, weighted, &error);
     q8_keep_better(s, &d, &error);
 }
 
 /* Every F16 from where the largest weight gets code Q8_LEVELS_MAX to where it gets Q8_LEVELS_MIN. */
-LANES_INLINE void q8_search_all(const spk_quant_tile *tile, const v8 *peak, bool weighted, q8_solution *s) {
-    v8 low = *peak / Q8_LEVELS_MAX, high = *peak / Q8_LEVELS_MIN, d_first = half_scales(&low), d_last = half_scales(&high);
-    v8 first = v8_half_bits(&d_first), last = v8_half_bits(&d_last), steps = last - first;
-    int step_count = (int)v8_largest(&steps);
+LANES_INLINE void q8_search_all(const spk_quant_tile *const tiles[], const vec *peak, bool weighted, q8_solution *s) {
+    vec low = *peak / Q8_LEVELS_MAX, high = *peak / Q8_LEVELS_MIN, d_first = vec_half_scale(&low), d_last = vec_half_scale(&high);
+    vec first = vec_half_bits(&d_first), last = vec_half_bits(&d_last), steps = last - first;
+    int step_count = 0;
+    steps = vec_largest(&steps);
+    for (int t = 0; t < LANES_TILES; t++)
+        if (step_count < (int)vec_of_tile(steps, t)) step_count = (int)vec_of_tile(steps, t);
     for (int step = 0; step <= step_count; step += Q8_BATCH) {
-        v8 d[Q8_BATCH], errors[Q8_BATCH];
+        vec d[Q8_BATCH], errors[Q8_BATCH];
         LANES_UNROLL for (int k = 0; k < Q8_BATCH; k++) {
-            v8 bits = v8_min(first + (float)(step + k), last);
-            d[k] = v8_half_values(&bits);
+            vec bits = vec_min(first + (float)(step + k), last);
+            d[k] = vec_half_values(&bits);
         }
-        q8_measure(tile, d, Q8_BATCH, weighted, errors);
+        q8_measure(tiles, d, Q8_BATCH, weighted, errors);
         LANES_UNROLL for (int k = 0; k < Q8_BATCH; k++) q8_keep_better(s, &d[k], &errors[k]);
     }
 }
 
-LANES_INLINE void q8_search(const spk_quant_tile *tile, spk_quant_effort effort, bool weighted, spk_quant_q8_fit *out) {
-    v8 peak = v8_all(0.0f);
-    q8_solution s = { v8_all(0.0f), v8_all(3e38f) };
+LANES_INLINE void q8_search(const spk_quant_tile *const tiles[], spk_quant_effort effort, bool weighted, spk_quant_q8_fit *const out[]) {
+    vec peak = vec_all(0.0f);
+    q8_solution s = { vec_all(0.0f), vec_all(3e38f) };
     for (int i = 0; i < SPK_QUANT_DEPTH; i++) {
-        v8 x = v8_load(tile->x[i]);
-        peak = v8_max(v8_max(x, -x), peak);
+        vec x = vec_weights(tiles, i);
+        peak = vec_max(vec_max(x, -x), peak);
     }
-    q8_search_spans(tile, &peak, effort == SPK_EFFORT_FAST ? Q8_FAST_SPAN_COUNT : Q8_SPAN_COUNT, weighted, &s);
-    if (effort != SPK_EFFORT_FAST) q8_solve_d(tile, weighted, &s);
-    if (effort == SPK_EFFORT_BEST) q8_search_all(tile, &peak, weighted, &s);
-    v8 inverse_d = v8_inverse_or_zero(s.d);
-    v8_store_halves(&s.d, out->d);
+    q8_search_spans(tiles, &peak, effort == SPK_EFFORT_FAST ? Q8_FAST_SPAN_COUNT : Q8_SPAN_COUNT, weighted, &s);
+    if (effort != SPK_EFFORT_FAST) q8_solve_d(tiles, weighted, &s);
+    if (effort == SPK_EFFORT_BEST) q8_search_all(tiles, &peak, weighted, &s);
+    vec inverse_d = vec_inverse_or_zero(s.d);
+    vec_store_halves(s.d, out, d);
     for (int i = 0; i < SPK_QUANT_DEPTH; i++) {
-        v8 code = q8_code(v8_load(tile->x[i]) * inverse_d);
-        v8_store_bytes(&code, out->code[i]);
+        vec code = q8_code(vec_weights(tiles, i) * inverse_d);
+        vec_store_bytes(code, out, code[i]);
     }
 }
 
-LANES_ENTRY void SPK_LANES_NAME(spk_quant_q8)(const spk_quant_tile *tile, spk_quant_effort effort, spk_quant_q8_fit *out) {
-    if (tile->weighted) {
-        q8_search(tile, effort, true, out);
+LANES_ENTRY void SPK_LANES_NAME(spk_quant_q8)(const spk_quant_tile *const tiles[], spk_quant_effort effort, spk_quant_q8_fit *const out[]) {
+    if (tiles[0]->weighted) {
+        q8_search(tiles, effort, true, out);
     } else {
-        q8_search(tile, effort, false, out);
+        q8_search(tiles, effort, false, out);
     }
 }

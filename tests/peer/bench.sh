@@ -49,6 +49,7 @@ for round in $(seq "$rounds"); do
     rm -f "$out"
     note pack_s "$(seconds "$bin/spk-pack" --quiet --threads "$threads" --recipe native "$model" "$pack")"
     note our_requant_s "$(seconds "$bin/spk-pack" --quiet --force --threads "$threads" --recipe ffn "$model" "$out")"
+    note our_fast_s "$(seconds "$bin/spk-pack" --quiet --force --threads "$threads" --effort fast --recipe ffn "$model" "$out")"
     rm -f "$out"
     note their_requant_s "$(seconds "$peer/peer" "$libs" requant "$model" "$out" Q4_K ffn_gate_shexp ffn_up_shexp \
         ffn_down_shexp ffn_down_exps)"

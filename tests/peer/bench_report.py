@@ -33,6 +33,8 @@ def main():
         ("prompt, 64 tokens", "tok/s", ours["prompt"], theirs["prompt"], "llama.cpp"),
         ("requantize to Q4_K, file to file", "M weights/s", [weights / s for s in values["our_requant_s"]],
          [weights / s for s in values["their_requant_s"]], "llama.cpp"),
+        ("... with --effort fast", "M weights/s", [weights / s for s in values["our_fast_s"]],
+         [weights / s for s in values["their_requant_s"]], "llama.cpp"),
         ("pack natively", "GB/s", [size / s for s in values["pack_s"]], [size / s for s in values["write_s"]],
          "dd with fsync"),
     ]

@@ -221,9 +221,9 @@ static void report(void) {
         double mean = exp(t->log_ratio_sum / (t->count - t->exact_count));
         double wanted = t->mean_ratio_max[effort];
         bool good = t->worse_count <= worse_max[effort] && mean <= wanted;
-        printf("   %s, %s: %.1f million weights a second on one core, llama.cpp %.1f\n", spk_type_name(t->type),
-               effort_names[effort], t->weight_count / t->our_seconds / 1e6,
-               t->weight_count / t->their_seconds / 1e6);
+        printf("   %s, %s: %.1f million weights a second on one core, llama.cpp %.1f: %.1f times as many\n",
+               spk_type_name(t->type), effort_names[effort], t->weight_count / t->our_seconds / 1e6,
+               t->weight_count / t->their_seconds / 1e6, t->their_seconds / t->our_seconds);
         printf("%s quantizer %s, %s: error %.2f %% below llama.cpp's on average (at least %.1f), "
                "%d of %d matrices worse\n", good ? "ok" : "FAIL", spk_type_name(t->type), effort_names[effort],
                100 * (1 - mean), 100 * (1 - wanted), t->worse_count, t->count);
