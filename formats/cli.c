@@ -13,6 +13,7 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#include "formats/plain.h"
 #include "formats/units.h"
 #include "formats/utf8.h"
 
@@ -22,16 +23,16 @@ int spk_cli_fail(const char *tool, const spk_error *err) {
 }
 
 void spk_cli_note(const char *tool, const char *what, const char *why) {
-    if (why != NULL) fprintf(stderr, "%s: %s: %s\n", tool, what, why);
+    if (why != NULL) fprintf(stderr, "%s: %s: %s\n", tool, what, spk_plain(why).text);
 }
 
 int spk_cli_usage(const char *tool, const char *format, ...) {
-    fprintf(stderr, "%s: ", tool);
+    char message[SPK_PLAIN_SIZE];
     va_list args;
     va_start(args, format);
-    (void)vfprintf(stderr, format, args);
+    (void)vsnprintf(message, sizeof message, format, args);
     va_end(args);
-    fprintf(stderr, "; see %s --help\n", tool);
+    fprintf(stderr, "%s: %s; see %s --help\n", tool, spk_plain(message).text, tool);
     return SPK_EXIT_USAGE;
 }
 
@@ -136,7 +137,7 @@ void spk_cli_progress_show(void *context, uint64_t done_bytes, uint64_t total_by
     double elapsed = now - p->start_s, rate = elapsed > 0 ? (double)done_bytes / elapsed : 0;
     double left = rate > 0 ? (double)(total_bytes - done_bytes) / rate : 0;
     char done_text[24], total_text[24], rate_text[24];
-    fprintf(stderr, "\r\033[K%s %3.0f %%  %s of %s, %s/s, %.0f s left", p->what,
+    fprintf(stderr, "\r\033[K%s %3.0f %%  %s of %s, %s/s, %.0f s left", spk_plain(p->what).text,
             total_bytes ? 100.0 * (double)done_bytes / (double)total_bytes : 100.0,
             spk_cli_bytes_text(done_bytes, done_text), spk_cli_bytes_text(total_bytes, total_text),
             spk_cli_bytes_text((uint64_t)rate, rate_text), left);

@@ -15,7 +15,9 @@
 
 enum { SPK_EXIT_DONE = 0, SPK_EXIT_FAILED = 1, SPK_EXIT_USAGE = 2 };
 
-/* Prints "tool: text" for the error and returns the exit status it deserves (USAGE for SPK_E_USAGE, else FAILED). */
+/* What they print may have come from a file or a command line: it is made plain (formats/plain.h).
+ *
+ * Prints "tool: text" for the error and returns the exit status it deserves (USAGE for SPK_E_USAGE, else FAILED). */
 int spk_cli_fail(const char *tool, const spk_error *err);
 /* "tool: what: why" on stderr, where something went on all the same; nothing if why is NULL. */
 void spk_cli_note(const char *tool, const char *what, const char *why);

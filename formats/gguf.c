@@ -163,8 +163,8 @@ static spk_status join_tensors(spk_gguf *gguf, spk_error *err) {
         part->tensors = NULL;
     }
     uint64_t duplicate;
-    SPK_TRY(spk_name_index_build(gguf->tensors, gguf->tensor_count, name_of, &gguf->slots, &gguf->slot_count,
-                                 &duplicate, err));
+    SPK_TRY(spk_name_index_build(gguf->tensors, gguf->tensor_count, name_of, first_path, &gguf->slots,
+                                 &gguf->slot_count, &duplicate, err));
     if (duplicate == SPK_NAME_NONE) return SPK_OK;
     const spk_gguf_tensor *again = &gguf->tensors[duplicate], *first = spk_gguf_tensor_find(gguf, again->name);
     return spk_fail(err, SPK_E_CORRUPT, "%s: duplicate tensor name '%s' (first in %s); expected each name once",

@@ -66,7 +66,7 @@ static spk_status check_names(const spk_gguf_writer_options *o, spk_error *err) 
         SPK_TRY(spk_gguf_check_name(name_of(o->tensors, i), o->path, "a tensor to write", err));
     uint32_t *slots = NULL;
     uint64_t  slot_count, duplicate;
-    SPK_TRY(spk_name_index_build(o->tensors, o->tensor_count, name_of, &slots, &slot_count, &duplicate, err));
+    SPK_TRY(spk_name_index_build(o->tensors, o->tensor_count, name_of, o->path, &slots, &slot_count, &duplicate, err));
     free(slots);
     if (duplicate == SPK_NAME_NONE) return SPK_OK;
     return spk_fail(err, SPK_E_CORRUPT, "%s: duplicate tensor name '%s' to write; expected each name once", o->path,

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "formats/plain.h"
 #include "formats/units.h"
 #include "formats/utf8.h"
 
@@ -92,17 +93,6 @@ void spk_html_free(spk_html *page) {
 
 /* ---- Text ---- */
 
-static bool reorders_line(uint32_t code) {
-    return code == 0x61C || code == 0x200E || code == 0x200F || (code >= 0x202A && code <= 0x202E) ||
-           (code >= 0x2066 && code <= 0x2069);
-}
-
-/* Is no character of a text: C1 controls, line separators, noncharacters. */
-static bool is_replaced(uint32_t code) {
-    return (code >= 0x80 && code < 0xA0) || code == 0x2028 || code == 0x2029 || (code & 0xFFFE) == 0xFFFE ||
-           (code >= 0xFDD0 && code <= 0xFDEF) || reorders_line(code);
-}
-
 /* One whole character of size_bytes. */
 static void add_character(spk_html *page, const unsigned char *bytes, size_t size_bytes, uint32_t code) {
     static const struct { unsigned char character; const char *entity; } escapes[] = {
@@ -116,7 +106,7 @@ static void add_character(spk_html *page, const unsigned char *bytes, size_t siz
     if (code < 0x20) {                                   /* U+2400 + code */
         const char picture[3] = { (char)0xE2, (char)0x90, (char)(0x80 + code) };
         add_bytes(page, picture, sizeof picture);
-    } else if (is_replaced(code)) {
+    } else if (!spk_is_plain(code)) {
         add(page, SPK_UTF8_REPLACEMENT);
     } else {
         add_bytes(page, bytes, size_bytes);

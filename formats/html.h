@@ -33,7 +33,7 @@ void spk_html_free(spk_html *page);
 void spk_html_addf(spk_html *page, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Any bytes as text, in content or in a quoted attribute: markup is escaped, what is no UTF-8 becomes U+FFFD, control
- * characters the pictures of themselves (a line feed U+23CE), and what would reorder the line U+FFFD. */
+ * characters the pictures of themselves (a line feed U+23CE), and what else is not plain (formats/plain.h) U+FFFD. */
 void spk_html_text(spk_html *page, const void *bytes, size_t size_bytes);
 void spk_html_string(spk_html *page, const char *text);
 /* The same of at most char_count characters, the last ones after an ellipsis where there are more. */

@@ -140,7 +140,7 @@ spk_status spk_kv_parse(const uint8_t *bytes, uint64_t size_bytes, uint64_t coun
     if (status != SPK_OK) goto out;
 
     uint64_t duplicate;
-    status = spk_name_index_build(set.items, count, key_of, &set.slots, &set.slot_count, &duplicate, err);
+    status = spk_name_index_build(set.items, count, key_of, where, &set.slots, &set.slot_count, &duplicate, err);
     if (status == SPK_OK && duplicate != SPK_NAME_NONE) {
         p.index = duplicate;
         p.key = set.items[duplicate].key;

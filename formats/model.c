@@ -7,6 +7,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -229,9 +230,6 @@ static spk_status check_strays(const spk_model_config *c, const tensor_index *in
         int end = 0;
         uint32_t layer;
         const char *name = index->sorted[i]->name;
-        if (c->is_tied && strcmp(name, "output.weight") == 0)
-            return spk_fail(err, SPK_E_MISMATCH, "%s: tensor '%s' has no place in a model whose embedding is its output, as its metadata say",
-                            index->where, name);
         if (sscanf(name, "blk.%5u.%n", &block, &end) != 1 || end == 0) continue;
         bool is_known = strcmp(name + end, ffn_norm_suffix(c->arch)) == 0;
         for (size_t r = 0; r < LAYER_ROLE_COUNT && !is_known; r++) is_known = strcmp(name + end, layer_roles[r].suffix) == 0;
@@ -243,7 +241,7 @@ static spk_status check_strays(const spk_model_config *c, const tensor_index *in
     return SPK_OK;
 }
 
-/* ---- Limits and consistency of a configuration, wherever it came from ---- */
+/* ---- Limits and consistency of a configuration ---- */
 
 static spk_status check_range(const char *where, const char *what, uint64_t value, uint64_t low, uint64_t high,
                               spk_error *err) {
@@ -311,17 +309,6 @@ static spk_status check_config(const spk_model_config *c, const char *where, spk
         return spk_fail(err, SPK_E_CORRUPT, "%s: a flag of the model configuration is out of range", where);
     SPK_TRY(check_config_gdn(c, where, err));
     return check_config_moe(c, where, err);
-}
-
-spk_status spk_model_config_check(const spk_model_config *config, const spk_tensor *tensors, uint64_t tensor_count,
-                                  const char *where, spk_error *err) {
-    SPK_TRY(check_config(config, where, err));
-    tensor_index index;
-    SPK_TRY(tensor_index_make(tensors, tensor_count, where, &index, err));
-    spk_status status = check_tensors(config, &index, err);
-    if (status == SPK_OK) status = check_strays(config, &index, err);
-    free(index.sorted);
-    return status;
 }
 
 /* ---- Reading the metadata ---- */
@@ -483,6 +470,46 @@ spk_status spk_model_config_read(const spk_kv_set *kvs, const spk_tensor *tensor
     free(index.sorted);
     if (status == SPK_OK) *out = config;
     return status;
+}
+
+/* ---- A stored configuration ---- */
+
+#define FIELD(field, is_float) { #field, offsetof(spk_model_config, field), is_float }
+static const struct { const char *name; size_t offset_bytes; bool is_float; } config_fields[] = {
+    FIELD(arch, false), FIELD(layer_count, false), FIELD(mtp_layer_count, false), FIELD(context_length, false),
+    FIELD(vocab_size, false), FIELD(hidden_size, false), FIELD(head_count, false), FIELD(kv_head_count, false),
+    FIELD(head_dim, false), FIELD(rope_dim, false), FIELD(rope_base, true), FIELD(rms_eps, true),
+    FIELD(full_attention_interval, false), FIELD(has_attention_gate, false), FIELD(gdn_k_head_count, false),
+    FIELD(gdn_v_head_count, false), FIELD(gdn_k_dim, false), FIELD(gdn_v_dim, false), FIELD(conv_kernel, false),
+    FIELD(expert_count, false), FIELD(expert_used_count, false), FIELD(expert_ff_size, false), FIELD(shared_ff_size, false),
+    FIELD(dense_ff_size, false), FIELD(is_tied, false),
+};
+enum { CONFIG_FIELD_COUNT = sizeof config_fields / sizeof *config_fields };
+SPK_STATIC_ASSERT(CONFIG_FIELD_COUNT * sizeof(uint32_t) == offsetof(spk_model_config, reserved), "every field is compared");
+
+static void config_field_text(uint32_t bits, bool is_float, char out[24]) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    if (is_float) (void)snprintf(out, 24, "%.9g", (double)value);
+    else (void)snprintf(out, 24, "%" PRIu32, bits);
+}
+
+spk_status spk_model_config_check(const spk_model_config *stored, const spk_kv_set *kvs, const spk_tensor *tensors,
+                                  uint64_t tensor_count, const char *where, spk_error *err) {
+    spk_model_config config;
+    SPK_TRY(spk_model_config_read(kvs, tensors, tensor_count, where, &config, err));
+    for (size_t i = 0; i < CONFIG_FIELD_COUNT; i++) {
+        uint32_t found, expected;
+        memcpy(&found, (const char *)stored + config_fields[i].offset_bytes, sizeof found);
+        memcpy(&expected, (const char *)&config + config_fields[i].offset_bytes, sizeof expected);
+        if (found == expected) continue;
+        char found_text[24], expected_text[24];
+        config_field_text(found, config_fields[i].is_float, found_text);
+        config_field_text(expected, config_fields[i].is_float, expected_text);
+        return spk_fail(err, SPK_E_MISMATCH, "%s: CONFIG: %s is %s, expected %s, as the metadata and tensors say", where,
+                        config_fields[i].name, found_text, expected_text);
+    }
+    return SPK_OK;
 }
 
 size_t spk_model_fingerprint(const spk_model_config *c, char *out, size_t size) {

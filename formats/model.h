@@ -96,9 +96,11 @@ uint64_t spk_tensor_bytes_per_token(const spk_model_config *config, const spk_te
 SPK_MUST_CHECK spk_status spk_model_config_read(const spk_kv_set *kvs, const spk_tensor *tensors,
                                                 uint64_t tensor_count, const char *where,
                                                 spk_model_config *out, spk_error *err);
-/* The same checks for a configuration that was stored, against its tensors. */
-SPK_MUST_CHECK spk_status spk_model_config_check(const spk_model_config *config, const spk_tensor *tensors,
-                                                 uint64_t tensor_count, const char *where, spk_error *err);
+/* A configuration that was stored beside the metadata and tensors that it was read from: it is read again, and SPK_E_MISMATCH
+ * names the first field that differs. */
+SPK_MUST_CHECK spk_status spk_model_config_check(const spk_model_config *stored, const spk_kv_set *kvs,
+                                                 const spk_tensor *tensors, uint64_t tensor_count, const char *where,
+                                                 spk_error *err);
 
 bool spk_model_layer_is_attention(const spk_model_config *config, uint32_t layer);
 /* "qwen35moe"; never NULL. */

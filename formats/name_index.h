@@ -19,9 +19,9 @@ uint64_t spk_hash_seed(void);
 /* The name of items[index]. */
 typedef spk_text spk_name_of(const void *items, uint64_t index);
 
-/* Index `count` items (below 2^31).  The caller frees *out_slots.  *duplicate gets the first item that has the
- * name of an earlier one, or SPK_NAME_NONE.  Only SPK_E_MEMORY can fail. */
-SPK_MUST_CHECK spk_status spk_name_index_build(const void *items, uint64_t count, spk_name_of *name_of,
+/* Index `count` items (below 2^31) of the file `where`.  The caller frees *out_slots.  *duplicate gets the first item that
+ * has the name of an earlier one, or SPK_NAME_NONE.  Only SPK_E_MEMORY can fail. */
+SPK_MUST_CHECK spk_status spk_name_index_build(const void *items, uint64_t count, spk_name_of *name_of, const char *where,
                                                uint32_t **out_slots, uint64_t *out_slot_count, uint64_t *duplicate,
                                                spk_error *err);
 /* The item of that name (of duplicates the first), or SPK_NAME_NONE.  slot_count 0 means an empty index. */

@@ -43,8 +43,8 @@ typedef struct {
 typedef struct spk_pack spk_pack;
 
 /* Map and check: header, section table, all metadata sections (checksums included), every directory entry
- * against its section.  The weights are not read.  That CONFIG fits the tensors is the model's business:
- * spk_model_config_check.  Immutable once open; any number of threads may use it.
+ * against its section.  The weights are not read.  That CONFIG fits META and the tensors is the model's
+ * business: spk_model_config_check.  Immutable once open; any number of threads may use it.
  * SPK_E_MAGIC, SPK_E_VERSION, SPK_E_UNSUPPORTED (required feature, layout), SPK_E_CHECKSUM, SPK_E_CORRUPT. */
 SPK_MUST_CHECK spk_status spk_pack_open(const char *path, spk_pack **out, spk_error *err);
 void spk_pack_close(spk_pack *pack);     /* NULL is fine */

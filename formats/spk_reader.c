@@ -90,15 +90,36 @@ static spk_status read_config(spk_pack *pack, spk_error *err) {
     return spk_rules_config(&pack->config, has_experts, pack->path, err);
 }
 
+/* R14, of the frame.  The library also takes frames of earlier formats, and, as empty, those that are to be skipped: the magic
+ * number tells them apart. */
+static spk_status check_meta_frame(const spk_pack *pack, const spk_disk_section *s, const uint8_t *stored, spk_error *err) {
+    uint32_t magic = 0;
+    if (s->stored_bytes >= sizeof magic) memcpy(&magic, stored, sizeof magic);
+    if (magic != ZSTD_MAGICNUMBER)
+        return spk_fail(err, SPK_E_CORRUPT, "%s: R14: META begins with %08" PRIx32 ", expected a zstd frame (%08x)", pack->path, magic,
+                        ZSTD_MAGICNUMBER);
+    unsigned long long content_bytes = ZSTD_getFrameContentSize(stored, s->stored_bytes);
+    if (content_bytes == ZSTD_CONTENTSIZE_UNKNOWN || content_bytes == ZSTD_CONTENTSIZE_ERROR)
+        return spk_fail(err, SPK_E_CORRUPT, "%s: R14: META's zstd frame does not declare its size, expected %" PRIu64 " bytes",
+                        pack->path, s->raw_bytes);
+    if (content_bytes != s->raw_bytes)
+        return spk_fail(err, SPK_E_CORRUPT, "%s: R14: META's zstd frame declares %llu bytes, expected %" PRIu64, pack->path,
+                        content_bytes, s->raw_bytes);
+    size_t frame_bytes = ZSTD_findFrameCompressedSize(stored, s->stored_bytes);
+    if (ZSTD_isError(frame_bytes))
+        return spk_fail(err, SPK_E_CORRUPT, "%s: R14: META is not one whole zstd frame: %s", pack->path,
+                        ZSTD_getErrorName(frame_bytes));
+    if (frame_bytes != s->stored_bytes)
+        return spk_fail(err, SPK_E_CORRUPT, "%s: R14: META's zstd frame has %zu bytes, expected all %" PRIu64 " of the section",
+                        pack->path, frame_bytes, s->stored_bytes);
+    return SPK_OK;
+}
+
 /* R14.  The declared size is checked (R10) before anything is allocated, and no byte beyond it is written. */
 static spk_status read_meta(spk_pack *pack, spk_error *err) {
     const spk_disk_section *s = spk_section_find(&pack->header, SPK_SECTION_META);
     const uint8_t *stored = pack->map + s->offset_bytes;
-    if (ZSTD_getFrameContentSize(stored, s->stored_bytes) != s->raw_bytes ||
-        ZSTD_findFrameCompressedSize(stored, s->stored_bytes) != s->stored_bytes)
-        return spk_fail(err, SPK_E_CORRUPT,
-                        "%s: R14: META is not one zstd frame that declares %" PRIu64 " bytes", pack->path,
-                        s->raw_bytes);
+    SPK_TRY(check_meta_frame(pack, s, stored, err));
     pack->kv_bytes = malloc(s->raw_bytes + 1);
     if (pack->kv_bytes == NULL)
         return spk_fail(err, SPK_E_MEMORY,

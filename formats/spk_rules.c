@@ -360,7 +360,7 @@ static spk_text name_of(const void *items, uint64_t index) {
 static spk_status check_unique(const spk_tensor *tensors, uint64_t count, const char *where, spk_error *err) {
     uint32_t *slots;
     uint64_t slot_count, duplicate;
-    SPK_TRY(spk_name_index_build(tensors, count, name_of, &slots, &slot_count, &duplicate, err));
+    SPK_TRY(spk_name_index_build(tensors, count, name_of, where, &slots, &slot_count, &duplicate, err));
     free(slots);
     if (duplicate != SPK_NAME_NONE)
         return spk_fail(err, SPK_E_CORRUPT, "%s: R15: tensor '%s' is there twice", where, tensors[duplicate].name);

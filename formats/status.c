@@ -3,7 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
+#include "formats/plain.h"
 
 enum { LONGEST = 16384, HEAD = 120 };
 
@@ -35,19 +35,14 @@ spk_status spk_fail(spk_error *err, spk_status status, const char *format, ...) 
     char full[LONGEST];
     va_list args;
     va_start(args, format);
-    int length = vsnprintf(full, sizeof full, format, args);
+    if (vsnprintf(full, sizeof full, format, args) < 0) full[0] = '\0';
     va_end(args);
-    size_t size = length < 0 ? 0 : (size_t)length < sizeof full ? (size_t)length : sizeof full - 1;
-    if (size < sizeof err->text) {
-        memcpy(err->text, full, size);
-        err->text[size] = '\0';
-    } else {   /* a long path in front must not push out what went wrong behind it */
-        memcpy(err->text, full, HEAD);
-        memcpy(err->text + HEAD, "...", 3);
-        memcpy(err->text + HEAD + 3, full + size - (sizeof err->text - HEAD - 4), sizeof err->text - HEAD - 4);
-        err->text[sizeof err->text - 1] = '\0';
-    }
-    for (char *c = err->text; *c != '\0'; c++)
-        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+    spk_plain_into(full, HEAD, err->text, sizeof err->text);   /* a long path in front does not push out what went wrong behind it */
     return status;
+}
+
+spk_status spk_fail_in(const char *where, spk_status status, spk_error *err) {
+    if (status == SPK_OK || err == NULL) return status;
+    spk_error inner = *err;
+    return spk_fail(err, status, "%s: %s", where, inner.text);
 }

@@ -44,10 +44,13 @@ typedef struct {
 const char *spk_status_name(spk_status status);
 
 /* Fills *err unless err is NULL; returns status, so that `return spk_fail(...)` is the idiom.
- * Control characters in the result are replaced by '?', since names come from files; a text that is too long loses its
- * middle, not its end. */
+ * What is not plain in the result (formats/plain.h) is escaped, since names come from files; a text that is too long loses
+ * its middle, not its end. */
 spk_status spk_fail(spk_error *err, spk_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* The one change that *err, filled by a call, may get: `where`, the file, in front, if the function that found the error knows
+ * parts of a file but not its name.  Returns status; nothing happens if it is SPK_OK. */
+spk_status spk_fail_in(const char *where, spk_status status, spk_error *err);
 
 /* Only in functions that own nothing; others use `goto out` and one clean-up block. */
 #define SPK_TRY(call)                                  \

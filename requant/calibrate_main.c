@@ -7,6 +7,7 @@
 
 #include "formats/cli.h"
 #include "formats/outfile.h"
+#include "formats/plain.h"
 #include "formats/pool.h"
 #include "formats/version.h"
 #include "requant/calibration.h"
@@ -140,7 +141,7 @@ static void collect(void *context, const spk_watched *watched) {
 }
 
 static spk_status prepare(calibration *c, spk_error *err) {
-    spk_collector_options options = { .config = spk_model_shape(c->model), .has_moments = !c->arguments->is_importance_alone,
+    spk_collector_options options = { .config = spk_model_shape(c->model), .where = c->arguments->model_path, .has_moments = !c->arguments->is_importance_alone,
                                       .thread_count = (uint32_t)c->arguments->thread_count };
     options.tensors = spk_model_tensors(c->model, &options.tensor_count);
     SPK_TRY(spk_collector_create(&options, &c->collector, err));
@@ -171,16 +172,16 @@ static spk_status run_text(calibration *c, spk_error *err) {
 static void print_result(const calibration *c) {
     uint64_t tensor_count;
     const spk_tensor *tensors = spk_model_tensors(c->model, &tensor_count);
-    printf("model    %s  (%s, %s backend)\n", c->arguments->model_path, spk_model_arch(c->model),
+    printf("model    %s  (%s, %s backend)\n", spk_plain(c->arguments->model_path).text, spk_model_arch(c->model),
            spk_model_backend_name(c->model));
     printf("text     %" PRIu64 " tokens in windows of %" PRIu64 "\n", c->token_count, c->ctx);
     for (uint64_t i = 0; i < tensor_count; i++) {
         uint64_t few = spk_collector_few_count(c->collector, i), count = spk_tensor_matrix_count(&tensors[i]);
         if (few > 0)
             printf("few      %s: %" PRIu64 " of %" PRIu64 " saw fewer inputs than they have columns, and will be packed without "
-                   "calibration\n", tensors[i].name, few, count);
+                   "calibration\n", spk_plain(tensors[i].name).text, few, count);
     }
-    printf("written  %s\n", c->arguments->out_path);
+    printf("written  %s\n", spk_plain(c->arguments->out_path).text);
 }
 
 static spk_status calibrate(calibration *c, spk_error *err) {

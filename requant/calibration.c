@@ -24,7 +24,8 @@ enum { PIVOTS_AT_ONCE = 32 };      /* rows of a factorisation that stay in a cor
 
 struct spk_calibration {
     spk_gguf *gguf;
-    _Atomic bool *is_positive;     /* [tensors] a matrix without others, taken again and again, was seen to be so */
+    uint64_t *first_matrix;        /* [tensors] index in the next of the tensor's first matrix */
+    _Atomic bool *is_positive;     /* [matrices of moments and metrics] was seen to be so: it is taken again and again */
 };
 
 /* Scale and moment (or metric) of one name. */
@@ -91,13 +92,25 @@ static spk_status check_tensors(const spk_calibration *c, spk_error *err) {
     return SPK_OK;
 }
 
+/* False when out of memory. */
+static bool number_matrices(spk_calibration *c) {
+    uint64_t tensor_count = spk_gguf_tensor_count(c->gguf), matrix_count = 0;
+    c->first_matrix = calloc(tensor_count + 1, sizeof *c->first_matrix);
+    for (uint64_t i = 0; c->first_matrix != NULL && i < tensor_count; i++) {
+        const spk_gguf_tensor *t = spk_gguf_tensor_at(c->gguf, i);
+        c->first_matrix[i] = matrix_count;
+        if (t->type == SPK_TYPE_F16) matrix_count += t->dims[1];          /* a row each, in the file: no overflow */
+    }
+    c->is_positive = calloc(matrix_count + 1, sizeof *c->is_positive);
+    return c->first_matrix != NULL && c->is_positive != NULL;
+}
+
 spk_status spk_calibration_open(const char *path, spk_calibration **out, spk_error *err) {
     spk_calibration *c = calloc(1, sizeof *c);
     if (c == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory", path);
     spk_status status = spk_gguf_open(path, &c->gguf, err);
     if (status == SPK_OK) status = check_tensors(c, err);
-    if (status == SPK_OK && (c->is_positive = calloc(spk_gguf_tensor_count(c->gguf), sizeof *c->is_positive)) == NULL)
-        status = spk_fail(err, SPK_E_MEMORY, "%s: out of memory", path);
+    if (status == SPK_OK && !number_matrices(c)) status = spk_fail(err, SPK_E_MEMORY, "%s: out of memory", path);
     if (status == SPK_OK) *out = c;
     else spk_calibration_close(c);
     return status;
@@ -106,6 +119,7 @@ spk_status spk_calibration_open(const char *path, spk_calibration **out, spk_err
 void spk_calibration_close(spk_calibration *c) {
     if (c == NULL) return;
     spk_gguf_close(c->gguf);
+    free(c->first_matrix);
     free(c->is_positive);
     free(c);
 }
@@ -170,8 +184,8 @@ static uint64_t first_bad_pivot(double *rows, uint64_t n) {
 static spk_status check_positive(const spk_calibration *c, const pair *p, uint64_t index, const float *matrix, double trace,
                                  spk_error *err) {
     const uint64_t n = p->scale->dims[0];
-    _Atomic bool *is_positive = p->scale->dims[1] == 1 ? &c->is_positive[p->moment - spk_gguf_tensor_at(c->gguf, 0)] : NULL;
-    if (is_positive != NULL && *is_positive) return SPK_OK;
+    _Atomic bool *is_positive = &c->is_positive[c->first_matrix[p->moment - spk_gguf_tensor_at(c->gguf, 0)] + index];
+    if (*is_positive) return SPK_OK;
     double *rows = malloc(spk_triangle_count(n + 1) * sizeof *rows), *scale = malloc(n * sizeof *scale);
     spk_status status = rows && scale ? SPK_OK : refuse(c, SPK_E_MEMORY, p->moment->name, "out of memory", err);
     for (uint64_t i = 0; i < n && status == SPK_OK; i++) scale[i] = sqrt((double)matrix[i * n + i]);
@@ -187,7 +201,7 @@ static spk_status check_positive(const spk_calibration *c, const pair *p, uint64
     uint64_t bad = status == SPK_OK ? first_bad_pivot(rows, n) : n;
     free(rows);
     free(scale);
-    if (bad == n && status == SPK_OK && is_positive != NULL) *is_positive = true;
+    if (bad == n && status == SPK_OK) *is_positive = true;
     if (bad == n) return status;
     char expert[40] = "";
     if (p->scale->dims[1] > 1) (void)snprintf(expert, sizeof expert, "expert %" PRIu64 ", ", index);

@@ -31,6 +31,7 @@ typedef struct {
     const spk_tensor       *tensors;      /* of the model; borrowed while the collector lives, as is config */
     uint64_t                tensor_count;
     const spk_model_config *config;
+    const char             *where;        /* the model's file, for messages; likewise */
     bool                    has_moments;  /* else an importance matrix alone */
     uint32_t                thread_count; /* 0: all CPUs.  Never changes a result */
 } spk_collector_options;

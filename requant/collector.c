@@ -244,7 +244,8 @@ static void put(output *o, const char *base, const char *suffix, uint32_t type, 
         spk_gguf_tensor_spec *spec = &o->specs[o->spec_count];
         *spec = (spk_gguf_tensor_spec){ .type = type, .dim_count = 2, .dims = { cols, rows, 1, 1 } };
         if (snprintf(spec->name, sizeof spec->name, "%s%s", base, suffix) >= (int)sizeof spec->name)
-            o->status = spk_fail(o->err, SPK_E_LIMIT, "'%s%s' is longer than the name of a tensor may be", base, suffix);
+            o->status = spk_fail(o->err, SPK_E_LIMIT, "%s: '%s%s' is longer than the name of a tensor may be",
+                                 o->collector->options.where, base, suffix);
     }
     o->data_bytes += size;
     o->spec_count++;
@@ -276,8 +277,8 @@ static void put_sums(output *o, const sums *s, const char *name) {
         for (uint64_t i = 0; i < values; i++) floats[i] = (float)s->sum2[i];
         for (uint64_t i = 0; i < values && o->status == SPK_OK; i++)
             if (!isfinite(floats[i]))
-                o->status = spk_fail(o->err, SPK_E_NONFINITE, "'%s': inputs of column %" PRIu64 " are NaN, infinite or too large", name,
-                                     i % n);
+                o->status = spk_fail(o->err, SPK_E_NONFINITE, "%s: '%s': inputs of column %" PRIu64 " are NaN, infinite or too large",
+                                     o->collector->options.where, name, i % n);
         for (uint64_t m = 0; m < s->matrix_count; m++) {
             floats[values + m] = (float)s->count[m];
             if (s->moment != NULL)

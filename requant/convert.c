@@ -19,13 +19,6 @@
 
 /* ---- The plan ---- */
 
-/* The error of a function that knows tensors but not their file, with the file in front. */
-static spk_status in_source(const spk_gguf *source, spk_status status, spk_error *err) {
-    if (status == SPK_OK || err == NULL) return status;
-    spk_error inner = *err;
-    return spk_fail(err, status, "%s: %s", spk_gguf_part_path(source, 0), inner.text);
-}
-
 spk_status spk_convert_out_of_memory(const spk_gguf *file, spk_error *err) {
     return spk_fail(err, SPK_E_MEMORY, "%s: out of memory", spk_gguf_part_path(file, 0));
 }
@@ -110,10 +103,10 @@ static spk_status make_plan(const spk_convert_options *options, spk_convert_plan
     if (plan->choices == NULL || plan->counterparts == NULL) return spk_convert_out_of_memory(source, err);
     spk_status status = spk_recipe_apply(options->recipe, &plan->config, plan->tensors, plan->tensor_count,
                                          plan->choices, err);
-    if (status != SPK_OK) return in_source(source, status, err);
+    if (status != SPK_OK) return spk_fail_in(spk_gguf_part_path(source, 0), status, err);
     for (uint64_t i = 0; i < plan->tensor_count; i++) plan->tensors[i].type = plan->choices[i].type;
     status = spk_model_place(&plan->config, plan->tensors, plan->tensor_count, plan->section_bytes, err);
-    if (status != SPK_OK) return in_source(source, status, err);
+    if (status != SPK_OK) return spk_fail_in(spk_gguf_part_path(source, 0), status, err);
     if (options->weights != NULL) SPK_TRY(spk_convert_check_weights(options, plan, err));
     if (options->calibration != NULL) return spk_convert_check_calibration(options, plan, err);
     return options->imatrix == NULL ? SPK_OK : check_importance(options->imatrix, plan, err);
@@ -282,7 +275,7 @@ spk_status spk_convert_make_job(const spk_convert_options *options, const spk_co
     spk_convert_job job = { .options = options, .plan = plan, .stretch_weights_max = SPK_CONVERT_STRETCH_WEIGHTS };
     spk_status status = spk_model_runs(plan->tensors, plan->tensor_count, plan->section_bytes, &job.runs,
                                        &job.run_count, err);
-    if (status != SPK_OK) return in_source(options->source, status, err);
+    if (status != SPK_OK) return spk_fail_in(spk_gguf_part_path(options->source, 0), status, err);
     for (uint64_t i = 0; i < job.run_count; i++) {
         const spk_run *run = &job.runs[i];
         if (run->size_bytes > job.run_bytes_max) job.run_bytes_max = run->size_bytes;

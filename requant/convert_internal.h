@@ -16,7 +16,8 @@ enum { SPK_CONVERT_SOURCE, SPK_CONVERT_WEIGHTS, SPK_CONVERT_FILE_COUNT };
  * refuses, as spk_convert_plan_make says. */
 SPK_MUST_CHECK spk_status spk_convert_check_weights(const spk_convert_options *options, spk_convert_plan *plan,
                                                     spk_error *err);
-/* Looks up the moments of every tensor that options->calibration is for, and notes in the plan where there are none. */
+/* Looks up the moments of every tensor that options->calibration is for, and notes in the plan where there are none.  Every number
+ * that the run will use is looked at: what is wrong is found now, and by a dry run, too. */
 SPK_MUST_CHECK spk_status spk_convert_check_calibration(const spk_convert_options *options, spk_convert_plan *plan,
                                                         spk_error *err);
 /* Adds a line to plan->importance_fallbacks. */

@@ -225,7 +225,13 @@ static spk_status open_file(const char *path, dat_reader *out, bool *is_gguf, sp
         (void)close(fd);
         return spk_fail(err, SPK_E_IO, "%s: %s", path, strerror(errno));
     }
-    *is_gguf = fread(magic, 1, sizeof magic, file) == sizeof magic && memcmp(magic, "GGUF", sizeof magic) == 0;
+    if (size_bytes >= sizeof magic && fread(magic, 1, sizeof magic, file) != sizeof magic) {
+        spk_status status = spk_fail(err, SPK_E_IO, "%s: cannot read its first bytes: %s", path,
+                                     ferror(file) ? strerror(errno) : "the file became shorter");
+        (void)fclose(file);
+        return status;
+    }
+    *is_gguf = memcmp(magic, "GGUF", sizeof magic) == 0;
     rewind(file);
     *out = (dat_reader){ .file = file, .path = path, .left_bytes = size_bytes };
     return SPK_OK;
@@ -252,8 +258,8 @@ static spk_status read_entries(spk_imatrix *imatrix, spk_error *err) {
 
 static spk_status index_entries(spk_imatrix *imatrix, spk_error *err) {
     uint64_t duplicate;
-    SPK_TRY(spk_name_index_build(imatrix->entries, imatrix->entry_count, entry_name, &imatrix->slots,
-                                 &imatrix->slot_count, &duplicate, err));
+    SPK_TRY(spk_name_index_build(imatrix->entries, imatrix->entry_count, entry_name, imatrix->path,
+                                 &imatrix->slots, &imatrix->slot_count, &duplicate, err));
     if (duplicate != SPK_NAME_NONE)
         return spk_fail(err, SPK_E_CORRUPT, "%s: two entries are named '%s'", imatrix->path,
                         imatrix->entries[duplicate].name);

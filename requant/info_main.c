@@ -6,6 +6,7 @@
 #include "formats/census.h"
 #include "formats/cli.h"
 #include "formats/gguf.h"
+#include "formats/plain.h"
 #include "formats/pool.h"
 #include "formats/spk_internal.h"
 #include "formats/version.h"
@@ -60,7 +61,7 @@ static spk_status look_at_pack(subject *s, spk_error *err) {
     s->tensors = spk_pack_tensors(s->pack);
     s->tensor_count = spk_pack_tensor_count(s->pack);
     s->file_bytes = spk_pack_file_bytes(s->pack);
-    SPK_TRY(spk_model_config_check(config, s->tensors, s->tensor_count, s->args->path, err));
+    SPK_TRY(spk_model_config_check(config, spk_pack_kvs(s->pack), s->tensors, s->tensor_count, s->args->path, err));
     (void)spk_model_fingerprint(config, s->model, sizeof s->model);
     return SPK_OK;
 }
@@ -108,9 +109,6 @@ static spk_status repair(subject *s, spk_error *err) {
                                    .progress = spk_cli_progress_show, .progress_context = &progress };
     if (status == SPK_OK) status = spk_repair(args->path, &options, &s->repaired, err);
     spk_cli_progress_end(&progress);
-    if (status == SPK_E_MISMATCH && s->repaired.damaged_count > 0)
-        fprintf(stderr, TOOL ": %" PRIu64 " of %" PRIu64 " damaged chunks were repaired\n", s->repaired.repaired_count,
-                s->repaired.damaged_count);
     spk_calibration_close(calibration);
     spk_imatrix_close(imatrix);
     spk_gguf_close(weights);
@@ -140,30 +138,20 @@ static double gigabytes_per_second(const subject *s) {
 
 /* ---- Text ---- */
 
-/* A text from a file, for a terminal: control characters become '?'. */
-static void print_text_field(const char *label, const char *text) {
-    printf("%s", label);
-    for (; *text != '\0'; text++) putchar((unsigned char)*text < 0x20 || *text == 0x7f ? '?' : *text);
-}
-
 static void print_provenance(const spk_pack *pack) {
     const spk_provenance *p = spk_pack_provenance(pack);
     char digest[33], text[24];
     spk_digest_text(&p->source_digest, digest);
-    print_text_field("source     ", p->source_name);
-    printf(" (%s, %" PRIu64 " bytes, GGUF %" PRIu32 ", alignment %" PRIu64 ")\n           XXH3-128 %s\n",
-           spk_cli_bytes_text(p->source_bytes, text), p->source_bytes, p->source_version, p->source_alignment_bytes,
+    printf("source     %s (%s, %" PRIu64 " bytes, GGUF %" PRIu32 ", alignment %" PRIu64 ")\n           XXH3-128 %s\n",
+           spk_plain(p->source_name).text, spk_cli_bytes_text(p->source_bytes, text), p->source_bytes, p->source_version, p->source_alignment_bytes,
            digest);
     if (*p->weights_name != '\0') {
         spk_digest_text(&p->weights_digest, digest);
-        print_text_field("requants   fitted from ", p->weights_name);
-        printf(" (%s, %" PRIu64 " bytes)\n           XXH3-128 %s\n", spk_cli_bytes_text(p->weights_bytes, text),
-               p->weights_bytes, digest);
+        printf("requants   fitted from %s (%s, %" PRIu64 " bytes)\n           XXH3-128 %s\n", spk_plain(p->weights_name).text,
+               spk_cli_bytes_text(p->weights_bytes, text), p->weights_bytes, digest);
     }
-    print_text_field("recipe     ", p->recipe_name);
-    print_text_field(", imatrix ", *p->imatrix_name ? p->imatrix_name : "none");
-    print_text_field(", made by ", p->tool_version);
-    putchar('\n');
+    printf("recipe     %s, imatrix %s, made by %s\n", spk_plain(p->recipe_name).text,
+           *p->imatrix_name ? spk_plain(p->imatrix_name).text : "none", spk_plain(p->tool_version).text);
 }
 
 static void print_sections(const spk_disk_header *h) {
@@ -199,7 +187,7 @@ static void print_tensor(const subject *s, const spk_tensor *t) {
     size_t used = 0;
     for (uint32_t i = 0; i < t->dim_count; i++)
         used += (size_t)snprintf(dims + used, sizeof dims - used, i == 0 ? "%" PRIu64 : "x%" PRIu64, t->dims[i]);
-    printf("  %-40s %-6s %-18s %12" PRIu64 " bytes", t->name, spk_type_name(t->type), dims, spk_tensor_bytes(t));
+    printf("  %-40s %-6s %-18s %12" PRIu64 " bytes", spk_plain(t->name).text, spk_type_name(t->type), dims, spk_tensor_bytes(t));
     if (s->pack != NULL) printf("  %-4s %s", spk_layout_name(t->layout), spk_section_name(t->section));
     if (spk_tensor_is_requantized(t))
         printf("  from %s, rel. RMSE %.6f", spk_type_name(t->source_type), t->relative_rmse);
@@ -208,7 +196,7 @@ static void print_tensor(const subject *s, const spk_tensor *t) {
 
 static void print_text(const subject *s) {
     char text[24], root[33];
-    printf("file       %s (%s, %" PRIu64 " bytes)\n", s->args->path, spk_cli_bytes_text(s->file_bytes, text),
+    printf("file       %s (%s, %" PRIu64 " bytes)\n", spk_plain(s->args->path).text, spk_cli_bytes_text(s->file_bytes, text),
            s->file_bytes);
     if (s->pack != NULL) {
         spk_digest digest = spk_pack_root(s->pack);
@@ -364,7 +352,7 @@ static bool print_json(const subject *s) {
         add_number(verified, "chunks", s->verified_chunks);
         (void)cJSON_AddNumberToObject(verified, "seconds", s->verify_s);
     }
-    char *text = cJSON_Print(root);
+    char *text = spk_plain_json(root, true);
     cJSON_Delete(root);
     if (text != NULL) puts(text);
     free(text);

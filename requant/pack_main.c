@@ -8,6 +8,7 @@
 #include "formats/census.h"
 #include "formats/cli.h"
 #include "formats/outfile.h"
+#include "formats/plain.h"
 #include "formats/pool.h"
 #include "formats/version.h"
 #include "requant/budget.h"
@@ -113,15 +114,15 @@ static void print_text(const conversion *c) {
     const arguments *args = c->args;
     const spk_convert_plan *plan = &c->plan;
     char text[24], rate[24];
-    printf("source     %s (%s, %" PRIu64 " tensors, %" PRIu32 " file%s)\n", args->in_path,
+    printf("source     %s (%s, %" PRIu64 " tensors, %" PRIu32 " file%s)\n", spk_plain(args->in_path).text,
            spk_cli_bytes_text(c->source_bytes, text), plan->tensor_count, spk_gguf_part_count(c->source),
            spk_gguf_part_count(c->source) == 1 ? "" : "s");
     printf("model      %s\n", c->fingerprint);
-    printf("recipe     %s%s: %s\n", spk_recipe_name(c->recipe), c->is_default ? " (default)" : "",
-           spk_recipe_about(c->recipe));
+    printf("recipe     %s%s: %s\n", spk_plain(spk_recipe_name(c->recipe)).text, c->is_default ? " (default)" : "",
+           spk_plain(spk_recipe_about(c->recipe)).text);
     if (plan->fitted_count > 0)
         printf("fitted     %" PRIu64 " of %" PRIu64 " requantized tensors from %s\n", plan->fitted_count,
-               c->census.requantized_count, args->weights_path);
+               c->census.requantized_count, spk_plain(args->weights_path).text);
     if (c->budget != NULL) spk_budget_print(c->budget, stdout);
     spk_plan_print(plan, !args->is_dry_run, stdout);
     if (args->is_dry_run) {
@@ -132,7 +133,7 @@ static void print_text(const conversion *c) {
     if (c->options.on_gpu) printf("quantized  on %s\n", c->gpu_name);
     if (plan->resumed_bytes > 0)
         printf("resumed    after %" PRIu64 " of %" PRIu64 " bytes of data\n", plan->resumed_bytes, spk_plan_data_bytes(plan));
-    printf("pack       %s (%s, %" PRIu64 " bytes)\n", args->out_path, spk_cli_bytes_text(c->pack_bytes, text),
+    printf("pack       %s (%s, %" PRIu64 " bytes)\n", spk_plain(args->out_path).text, spk_cli_bytes_text(c->pack_bytes, text),
            c->pack_bytes);
     printf("time       %.2f s, %s/s of source\n", c->seconds,
            spk_cli_bytes_text(c->seconds > 0 ? (uint64_t)((double)c->source_bytes / c->seconds) : 0, rate));
@@ -215,7 +216,7 @@ static cJSON *make_json(const conversion *c) {
 
 /* False when out of memory. */
 static bool print_json(const cJSON *root) {
-    char *text = cJSON_Print(root);
+    char *text = spk_plain_json(root, true);
     if (text != NULL) puts(text);
     bool is_printed = text != NULL;
     free(text);
@@ -411,14 +412,14 @@ static void print_notes(const conversion *c) {
         fprintf(stderr, TOOL ": the model's default does not fit: %s: using 'native'\n", c->misfit.text);
     else if (c->args->recipe_name == NULL && !c->is_default && c->budget == NULL)
         fprintf(stderr, TOOL ": no recipe is the default of this model (%s): using '%s', %s\n", c->fingerprint,
-                spk_recipe_name(c->recipe), spk_recipe_about(c->recipe));
+                spk_plain(spk_recipe_name(c->recipe)).text, spk_plain(spk_recipe_about(c->recipe)).text);
     print_tokenizer_note(c);
     const char *const helpers[] = { c->args->imatrix_path, c->args->calibration_path, c->args->weights_path };
     for (size_t i = 0; i < sizeof helpers / sizeof *helpers && c->census.requantized_count == 0; i++)
-        if (helpers[i] != NULL) fprintf(stderr, TOOL ": nothing is requantized, so %s is not used\n", helpers[i]);
+        if (helpers[i] != NULL) fprintf(stderr, TOOL ": nothing is requantized, so %s is not used\n", spk_plain(helpers[i]).text);
     for (uint64_t i = 0; i < c->plan.importance_fallback_count; i++)
         fprintf(stderr, TOOL ": %s not used for %s\n", c->calibration != NULL ? "calibration" : "importance",
-                c->plan.importance_fallbacks[i]);
+                spk_plain(c->plan.importance_fallbacks[i]).text);
 }
 
 static spk_status convert(conversion *c, spk_error *err) {

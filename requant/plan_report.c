@@ -7,6 +7,7 @@
 #include "formats/census.h"
 #include "formats/chart.h"
 #include "formats/pack_page.h"
+#include "formats/plain.h"
 #include "formats/units.h"
 
 /* ---- Sizes ---- */
@@ -57,7 +58,7 @@ spk_status spk_plan_check_pack(const spk_convert_plan *plan, const spk_pack *pac
 
 static void print_requantized(const spk_convert_plan *plan, uint64_t index, bool has_errors, FILE *out) {
     const spk_tensor *t = &plan->tensors[index], source = spk_plan_in_source(t);
-    (void)fprintf(out, "  %-34s %s -> %s %12" PRIu64 " -> %12" PRIu64 " bytes", t->name, spk_type_name(t->source_type),
+    (void)fprintf(out, "  %-34s %s -> %s %12" PRIu64 " -> %12" PRIu64 " bytes", spk_plain(t->name).text, spk_type_name(t->source_type),
                   spk_type_name(t->type), spk_tensor_bytes(&source), spk_tensor_bytes(t));
     if (has_errors)
         (void)fprintf(out, "  rel. RMSE %.6f  max %.3e  cosine %.7f", t->relative_rmse, t->max_abs_error, t->cosine);
@@ -72,7 +73,7 @@ static void print_rules(const spk_convert_plan *plan, bool has_errors, FILE *out
         for (uint64_t j = 0; j < i; j++)
             if (spk_tensor_is_requantized(&plan->tensors[j]) && plan->choices[j].rule == rule) is_printed = true;
         if (is_printed) continue;
-        (void)fprintf(out, "rule %s\n", rule);
+        (void)fprintf(out, "rule %s\n", spk_plain(rule).text);
         for (uint64_t j = i; j < plan->tensor_count; j++)
             if (spk_tensor_is_requantized(&plan->tensors[j]) && plan->choices[j].rule == rule)
                 print_requantized(plan, j, has_errors, out);

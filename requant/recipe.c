@@ -366,6 +366,8 @@ static spk_status load_file(const char *path, spk_recipe **out, spk_error *err) 
     size_t size = text == NULL || file == NULL ? 0 : fread(text, 1, SPK_RECIPE_BYTES_MAX + 1, file);
     if (text == NULL) status = memory_fail(err);
     else if (file == NULL || ferror(file)) status = spk_fail(err, SPK_E_IO, "%s: %s", path, strerror(errno));
+    else if (size < size_bytes && size <= SPK_RECIPE_BYTES_MAX)
+        status = spk_fail(err, SPK_E_IO, "%s: only %zu of %" PRIu64 " bytes could be read", path, size, size_bytes);
     else if (memchr(text, '\0', size) != NULL) status = spk_fail(err, SPK_E_USAGE, "%s: not a text file", path);
     if (file != NULL) (void)fclose(file);
     else (void)close(fd);

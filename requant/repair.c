@@ -216,6 +216,8 @@ static spk_status open_to_write(repair *r, const char *pack_path, spk_error *err
 
 static spk_status run(repair *r, const char *pack_path, spk_error *err) {
     SPK_TRY(spk_pack_open(pack_path, &r->pack, err));
+    SPK_TRY(spk_model_config_check(spk_pack_config(r->pack), spk_pack_kvs(r->pack), spk_pack_tensors(r->pack),
+                                   spk_pack_tensor_count(r->pack), pack_path, err));
     r->total_bytes = spk_pack_provenance(r->pack)->source_bytes;
     for (uint32_t place = 1; place <= SPK_PLACE_COUNT; place++) {
         uint64_t section_bytes;
@@ -230,8 +232,9 @@ static spk_status run(repair *r, const char *pack_path, spk_error *err) {
     SPK_TRY(repair_sections(r, err));
     SPK_TRY(spk_gguf_check_unchanged(r->options->source, err));
     if (fsync(r->fd) != 0) return spk_fail(err, SPK_E_IO, "%s: cannot sync: %s", pack_path, strerror(errno));
-    if (r->first_failure.status != SPK_OK && err != NULL) *err = r->first_failure;
-    return r->first_failure.status;
+    if (r->first_failure.status == SPK_OK) return SPK_OK;
+    return spk_fail(err, r->first_failure.status, "%s; %" PRIu64 " of %" PRIu64 " damaged chunks were repaired", r->first_failure.text,
+                    r->result.repaired_count, r->result.damaged_count);
 }
 
 spk_status spk_repair(const char *pack_path, const spk_repair_options *options, spk_repair_result *result, spk_error *err) {

@@ -4,6 +4,7 @@
 #include "formats/census.h"
 #include "formats/cli.h"
 #include "formats/outfile.h"
+#include "formats/plain.h"
 #include "formats/version.h"
 #include "requant/convert.h"
 
@@ -65,7 +66,8 @@ static spk_status unpack(const arguments *args, spk_error *err) {
     spk_cli_progress_end(&progress);
     if (status == SPK_OK) {
         if (!args->is_quiet) print_note(pack, args->out_path, result);
-        printf("%s: %" PRIu64 " tensors, from %s\n", args->out_path, spk_pack_tensor_count(pack), args->in_path);
+        printf("%s: %" PRIu64 " tensors, from %s\n", spk_plain(args->out_path).text, spk_pack_tensor_count(pack),
+               spk_plain(args->in_path).text);
     }
     spk_pack_close(pack);
     return status;

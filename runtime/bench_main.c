@@ -12,6 +12,7 @@
 
 #include "formats/cli.h"
 #include "formats/model.h"
+#include "formats/plain.h"
 #include "formats/pool.h"
 #include "formats/version.h"
 #include "kernels/cuda.h"
@@ -253,7 +254,7 @@ static void print_subject(const bench *b, uint32_t index) {
     const subject *s = &b->subjects[index];
     uint64_t weight_bytes = spk_model_weight_bytes(s->model);
     char text[24], text2[24];
-    printf("\n%s  (%s, %s backend; weights %s, %s a token)\n", b->arguments->paths[index], spk_model_arch(s->model),
+    printf("\n%s  (%s, %s backend; weights %s, %s a token)\n", spk_plain(b->arguments->paths[index]).text, spk_model_arch(s->model),
            spk_model_backend_name(s->model), spk_cli_bytes_text(weight_bytes, text),
            spk_cli_bytes_text(spk_model_bytes_per_token(s->model), text2));
     if (!spk_bench_is_on_gpu(s->model) && weight_bytes < b->machine.cache_bytes)

@@ -6,6 +6,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
+#include "formats/name_index.h"
 #include "runtime/tokenizer_internal.h"
 
 /* ---- The printable alphabet: bytes that print stand for themselves, the other 68 are U+0100 and up, in order. ---- */
@@ -38,11 +40,11 @@ bool spk_bpe_decode(const spk_bpe *bpe, spk_text text, char *out, size_t *out_si
 
 /* ---- Creation ---- */
 
-/* The slot of a pair, or the empty one where it belongs; rank UINT32_MAX means empty. */
+/* The slot of a pair, or the empty one where it belongs; rank UINT32_MAX means empty.  Pairs come from a file: see spk_hash_seed. */
 static inline spk_merge_slot *slot_of(const spk_bpe *bpe, uint32_t left, uint32_t right) {
     const uint64_t pair = (uint64_t)left << 32 | right;
     const uint64_t mask = bpe->slot_count - 1;
-    for (uint64_t i = (pair * UINT64_C(0x9E3779B97F4A7C15)) >> 24 & mask;; i = (i + 1) & mask) {
+    for (uint64_t i = XXH3_64bits_withSeed(&pair, sizeof pair, spk_hash_seed()) & mask;; i = (i + 1) & mask) {
         spk_merge_slot *slot = &bpe->slots[i];
         if (slot->rank == UINT32_MAX || slot->pair == pair) return slot;
     }
@@ -186,7 +188,7 @@ static spk_status put_symbol(const spk_bpe *bpe, uint32_t symbol, spk_id_list *o
     for (size_t i = 0; i < size_bytes; i++) {
         const uint32_t id = bpe->byte_symbols[(unsigned char)bytes[i]];
         if (id >= bpe->token_count)
-            return spk_fail(err, SPK_E_MISSING, "tokenizer: the vocabulary has no token for byte 0x%02X",
+            return spk_fail(err, SPK_E_MISSING, "the vocabulary has no token for byte 0x%02X",
                             (unsigned)(unsigned char)bytes[i]);
         SPK_TRY(spk_id_list_push(out, id, err));
     }

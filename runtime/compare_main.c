@@ -12,6 +12,7 @@
 #include "formats/cli.h"
 #include "formats/html.h"
 #include "formats/model.h"
+#include "formats/plain.h"
 #include "formats/pool.h"
 #include "formats/version.h"
 #include "runtime/compare.h"
@@ -186,7 +187,7 @@ static void print_candidate(const comparison *c, uint32_t index) {
     const spk_compare_summary *s = &c->summaries[index];
     char bytes[24];
     const spk_model *model = c->models[index + 1];
-    printf("\n%s  (%s, ", c->arguments->paths[index + 1], spk_model_arch(model));
+    printf("\n%s  (%s, ", spk_plain(c->arguments->paths[index + 1]).text, spk_model_arch(model));
     if (c->arguments->has_base_backend) printf("%s backend, ", spk_model_backend_name(model));
     printf("%s of weights a token)\n", spk_cli_bytes_text(spk_model_bytes_per_token(model), bytes));
     printf("  same top-1        %.3f %% +- %.3f\n", 100 * s->top1, 100 * s->top1_se);
@@ -203,10 +204,10 @@ static void print_candidate(const comparison *c, uint32_t index) {
 
 static void print_report(const comparison *c) {
     const arguments *a = c->arguments;
-    printf("base    %s  (%s, %s backend)\n", a->paths[0], spk_model_arch(c->models[0]),
+    printf("base    %s  (%s, %s backend)\n", spk_plain(a->paths[0]).text, spk_model_arch(c->models[0]),
            spk_model_backend_name(c->models[0]));
     printf("text    %s: %" PRIu64 " tokens; %" PRIu64 " positions scored in %" PRIu64 " windows of %" PRIu64 "\n",
-           a->text_path ? a->text_path : a->tokens_path, c->token_count, c->summaries[0].positions,
+           spk_plain(a->text_path ? a->text_path : a->tokens_path).text, c->token_count, c->summaries[0].positions,
            c->summaries[0].window_count, c->ctx);
     for (uint32_t i = 0; i + 1 < a->model_count; i++) print_candidate(c, i);
     printf("\nKL is KL(base || candidate) in nats; +- is one standard error, positions taken as independent.\n");
@@ -301,7 +302,7 @@ static bool gates_hold(const comparison *c) {
             if (!gates[g].is_set) continue;
             bool holds = gates[g].excess <= 0;
             printf("%s %s %g: %s: %s %.5g", holds ? "passed" : "FAILED", gates[g].name, gates[g].limit,
-                   a->paths[i + 1], gates[g].what, gates[g].bound);
+                   spk_plain(a->paths[i + 1]).text, gates[g].what, gates[g].bound);
             if (!holds) printf(", off by %.3g", gates[g].excess);
             printf("\n");
             all_hold &= holds;

@@ -167,7 +167,7 @@ static void fill_runs(void *context, uint64_t begin, uint64_t end, uint32_t thre
 static spk_status lay_out(spk_model *m, const spk_model_options *options, spk_pool *pool, spk_error *err) {
     uint64_t section_bytes[SPK_PLACE_COUNT], total = 0, run_count;
     spk_run *runs;
-    SPK_TRY(spk_model_place(&m->config, m->native_tensors, m->tensor_count, section_bytes, err));
+    SPK_TRY(spk_fail_in(m->path, spk_model_place(&m->config, m->native_tensors, m->tensor_count, section_bytes, err), err));
     for (int s = 0; s < SPK_PLACE_COUNT; s++) total += section_bytes[s];
     void *memory = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
@@ -176,7 +176,7 @@ static spk_status lay_out(spk_model *m, const spk_model_options *options, spk_po
     m->native = memory;
     m->native_bytes = total;
     (void)madvise(memory, total, MADV_HUGEPAGE);
-    SPK_TRY(spk_model_runs(m->native_tensors, m->tensor_count, section_bytes, &runs, &run_count, err));
+    SPK_TRY(spk_fail_in(m->path, spk_model_runs(m->native_tensors, m->tensor_count, section_bytes, &runs, &run_count, err), err));
     native_fill fill = { .model = m, .runs = runs, .total_bytes = total, .options = options };
     uint8_t *at = m->native;
     for (int s = 0; s < SPK_PLACE_COUNT; s++) {
@@ -213,7 +213,7 @@ static spk_status open_pack(spk_model *m, spk_error *err) {
     m->config = *spk_pack_config(m->pack);
     m->tensors = spk_pack_tensors(m->pack);
     m->tensor_count = spk_pack_tensor_count(m->pack);
-    SPK_TRY(spk_model_config_check(&m->config, m->tensors, m->tensor_count, m->path, err));
+    SPK_TRY(spk_model_config_check(&m->config, m->kvs, m->tensors, m->tensor_count, m->path, err));
     for (uint32_t place = 1; place <= SPK_PLACE_COUNT; place++)
         m->sections[place - 1] = spk_pack_section(m->pack, place, &m->section_bytes[place - 1]);
     return SPK_OK;

@@ -7,6 +7,7 @@
 
 #include "formats/cli.h"
 #include "formats/model.h"
+#include "formats/plain.h"
 #include "formats/pool.h"
 #include "formats/version.h"
 #include "runtime/runtime.h"
@@ -40,8 +41,8 @@ static const char HELP[] =
     "  --json              one JSON object on stdout instead of text\n"
     "  -h, --help          this text        -V, --version   version\n"
     "\n"
-    "Text goes to stdout as it comes; rates go to stderr, and a warning where prompt and generation may be longer\n"
-    "than what the model was trained on.\n"
+    "Text goes to stdout as it comes, whatever characters it has; rates go to stderr, and a warning where prompt and\n"
+    "generation may be longer than what the model was trained on.\n"
     "exit status: 0 done; 1 failed, a logit that is no finite number included; 2 wrong usage\n";
 
 typedef struct {
@@ -306,7 +307,7 @@ static spk_status print_json(const run_options *o, const run_state *r, spk_error
     spk_tool_json_number(root, "load_s", r->load_s);
     spk_tool_json_number(root, "prefill_tokens_per_s", prefill_rate(r));
     spk_tool_json_number(root, "decode_tokens_per_s", decode_rate(r));
-    char *line = text != NULL ? cJSON_PrintUnformatted(root) : NULL;
+    char *line = text != NULL ? spk_plain_json(root, false) : NULL;
     if (line != NULL) printf("%s\n", line);
     spk_status status = line != NULL ? SPK_OK : spk_fail(err, SPK_E_MEMORY, "JSON report: out of memory");
     free(line);

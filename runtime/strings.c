@@ -57,7 +57,7 @@ static spk_status grow_slots(spk_strings *strings, spk_error *err) {
 
 static spk_status reserve(spk_strings *strings, size_t size_bytes, spk_error *err) {
     if (size_bytes > SPK_TOKENIZER_VOCAB_BYTES_MAX - strings->bytes_size)
-        return spk_fail(err, SPK_E_LIMIT, "tokenizer: tokens and merges take more than %" PRIu64 " bytes",
+        return spk_fail(err, SPK_E_LIMIT, "tokens and merges take more than %" PRIu64 " bytes",
                         SPK_TOKENIZER_VOCAB_BYTES_MAX);
     if (strings->bytes_size + size_bytes > strings->bytes_capacity) {
         const uint64_t capacity = (strings->bytes_size + size_bytes) * 2 + 64;

@@ -34,6 +34,7 @@ static const char *const end_keys[] = {
 };
 
 struct spk_tokenizer {
+    char        *where;             /* the file's name, for messages */
     spk_bpe      bpe;               /* its first token_count symbols are the tokens' bytes */
     spk_splitter splitter;
     uint8_t     *flags;             /* of each token */
@@ -106,8 +107,8 @@ static spk_status add_special(spk_tokenizer *t, spk_text text, uint32_t id, cons
                         id, text.size_bytes, SPK_TOKENIZER_SPECIAL_BYTES_MAX);
     t->special_first[(unsigned char)text.bytes[0]] = true;
     t->special_sizes[text.size_bytes] = true;
-    SPK_TRY(spk_id_list_push(&t->special_ids, id, err));
-    return spk_strings_add(&t->specials, text.bytes, text.size_bytes, true, err);
+    SPK_TRY(spk_fail_in(where, spk_id_list_push(&t->special_ids, id, err), err));
+    return spk_fail_in(where, spk_strings_add(&t->specials, text.bytes, text.size_bytes, true, err), err);
 }
 
 static spk_status add_tokens(spk_tokenizer *t, const spk_kv *tokens, const spk_kv *types, const char *where,
@@ -121,9 +122,9 @@ static spk_status add_tokens(spk_tokenizer *t, const spk_kv *tokens, const spk_k
         const bool special = t->flags[id] & FLAG_SPECIAL;
         size_t size_bytes;
         if (special || !spk_bpe_decode(&t->bpe, text, buffer, &size_bytes)) {
-            SPK_TRY(spk_strings_add(&t->bpe.symbols, text.bytes, text.size_bytes, false, err));
+            SPK_TRY(spk_fail_in(where, spk_strings_add(&t->bpe.symbols, text.bytes, text.size_bytes, false, err), err));
         } else {
-            SPK_TRY(spk_strings_add(&t->bpe.symbols, buffer, size_bytes, size_bytes > 0, err));
+            SPK_TRY(spk_fail_in(where, spk_strings_add(&t->bpe.symbols, buffer, size_bytes, size_bytes > 0, err), err));
         }
         if (special) SPK_TRY(add_special(t, text, id, where, err));
     }
@@ -168,7 +169,7 @@ static spk_status fill(spk_tokenizer *t, const spk_kv_set *kvs, const char *wher
     if (!buffer || !t->flags) status = spk_fail(err, SPK_E_MEMORY, "%s: no memory for the tokenizer", where);
     if (status == SPK_OK) status = add_tokens(t, tokens, types, where, buffer, err);
     t->bpe.token_count = t->bpe.symbols.count;
-    if (status == SPK_OK) status = spk_bpe_add_merges(&t->bpe, merges, buffer, err);
+    if (status == SPK_OK) status = spk_fail_in(where, spk_bpe_add_merges(&t->bpe, merges, buffer, err), err);
     if (status == SPK_OK) mark_ends(t, kvs);
     free(buffer);
     return status;
@@ -176,7 +177,10 @@ static spk_status fill(spk_tokenizer *t, const spk_kv_set *kvs, const char *wher
 
 spk_status spk_tokenizer_from_kvs(const spk_kv_set *kvs, const char *where, spk_tokenizer **out, spk_error *err) {
     spk_tokenizer *t = calloc(1, sizeof *t);
-    if (!t) return spk_fail(err, SPK_E_MEMORY, "%s: no memory for the tokenizer", where);
+    if (!t || !(t->where = strdup(where))) {
+        free(t);
+        return spk_fail(err, SPK_E_MEMORY, "%s: no memory for the tokenizer", where);
+    }
     spk_bpe_init(&t->bpe);
     const spk_status status = fill(t, kvs, where, err);
     if (status != SPK_OK) {
@@ -208,6 +212,7 @@ void spk_tokenizer_destroy(spk_tokenizer *tokenizer) {
     spk_strings_free(&tokenizer->specials);
     free(tokenizer->special_ids.ids);
     free(tokenizer->flags);
+    free(tokenizer->where);
     free(tokenizer);
 }
 
@@ -217,7 +222,7 @@ static spk_status encode_plain(const spk_tokenizer *t, const char *text, size_t 
                                spk_id_list *out, spk_error *err) {
     for (size_t at = 0; at < size_bytes;) {
         const size_t piece_bytes = spk_splitter_next(&t->splitter, text + at, size_bytes - at);
-        SPK_TRY(spk_bpe_encode(&t->bpe, text + at, piece_bytes, work, out, err));
+        SPK_TRY(spk_fail_in(t->where, spk_bpe_encode(&t->bpe, text + at, piece_bytes, work, out, err), err));
         at += piece_bytes;
     }
     return SPK_OK;
@@ -309,7 +314,7 @@ static spk_status encode_chat(const spk_tokenizer *t, const char *user_text, siz
     if (special_at(t, opening, sizeof opening - 1, true) == SPK_STRING_NONE ||
         special_at(t, footer, strlen("<|im_end|>"), true) == SPK_STRING_NONE)
         return spk_fail(err, SPK_E_UNSUPPORTED,
-                        "the vocabulary has no <|im_start|> and <|im_end|>, so no chat template");
+                        "%s: the vocabulary has no <|im_start|> and <|im_end|>, so no chat template", t->where);
     if (size_bytes > SPK_TOKENIZER_TEXT_BYTES_MAX)
         return spk_fail(err, SPK_E_LIMIT, "text of %zu bytes, more than %" PRIu64, size_bytes,
                         SPK_TOKENIZER_TEXT_BYTES_MAX);

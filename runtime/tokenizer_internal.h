@@ -64,7 +64,9 @@ typedef struct {
     uint32_t         findable_count;
 } spk_strings;
 
-/* Append a string, which gets number `count`.  findable: spk_strings_find may return it; of equal strings the first
+/* Errors of these, and of merges below, do not name the file: tokenizer.c does.
+ *
+ * Append a string, which gets number `count`.  findable: spk_strings_find may return it; of equal strings the first
  * is found.  SPK_E_LIMIT beyond SPK_TOKENIZER_VOCAB_BYTES_MAX, SPK_E_MEMORY. */
 SPK_MUST_CHECK spk_status spk_strings_add(spk_strings *strings, const char *bytes, size_t size_bytes, bool findable,
                                           spk_error *err);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/plain.h"
 #include "runtime/model_internal.h"
 
 void spk_tool_signals(void) {
@@ -123,7 +124,7 @@ void spk_tool_json_number(cJSON *object, const char *key, double value) {
 }
 
 spk_status spk_tool_json_commit(spk_outfile *file, const cJSON *report, spk_error *err) {
-    char *text = cJSON_Print(report);
+    char *text = spk_plain_json(report, true);
     spk_status status = SPK_OK;
     if (text == NULL) {
         status = spk_fail(err, SPK_E_MEMORY, "JSON report: out of memory");
@@ -132,7 +133,7 @@ spk_status spk_tool_json_commit(spk_outfile *file, const cJSON *report, spk_erro
         text[size_bytes] = '\n';                         /* in place of the NUL; size + 1 bytes are written */
         status = spk_outfile_write(file, 0, text, size_bytes + 1, err);
     }
-    cJSON_free(text);
+    free(text);
     if (status == SPK_OK) return spk_outfile_commit(file, err);
     spk_outfile_abort(file);
     return status;

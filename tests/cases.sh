@@ -8,8 +8,8 @@ failed=0
 fail() { echo "  $*" >&2; result=FAIL; }
 skip() { result=SKIP why=": $*"; }
 
-# run STATUS COMMAND...: checks the exit status; a failure (1) must print one line on stderr and nothing on stdout, a
-# usage error (2) that line and a hint; stdout and stderr are kept in $dir/out and $dir/err.
+# run STATUS COMMAND...: checks the exit status; what fails must print one line on stderr and nothing on stdout; both are kept in
+# $dir/out and $dir/err.
 run() {
     local want=$1 rc lines
     shift
@@ -19,7 +19,7 @@ run() {
     lines=$(wc -l <"$dir/err")
     if [ "$want" -ne 0 ]; then
         [ ! -s "$dir/out" ] || fail "$* failed and printed a result"
-        [ "$lines" -ge 1 ] && [ "$lines" -le 2 ] || fail "$* printed $lines lines on stderr"
+        [ "$lines" -eq 1 ] || fail "$* printed $lines lines on stderr"
     fi
 }
 says() { grep -qF -- "$2" "$dir/$1" || fail "'$2' is not in $1: $(cat "$dir/$1")"; }

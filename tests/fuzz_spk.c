@@ -157,7 +157,7 @@ static void check_accepted(const spk_pack *pack) {
     char text[SPK_FINGERPRINT_SIZE];
     fuzz_accepted_count++;
     expect_decodes_inside(pack);
-    if (spk_model_config_check(spk_pack_config(pack), spk_pack_tensors(pack), spk_pack_tensor_count(pack), "x", &err) == SPK_OK)
+    if (spk_model_config_check(spk_pack_config(pack), spk_pack_kvs(pack), spk_pack_tensors(pack), spk_pack_tensor_count(pack), "x", &err) == SPK_OK)
         FUZZ_ASSERT(spk_model_fingerprint(spk_pack_config(pack), text, sizeof text) < sizeof text, "%s", text);
     FUZZ_ASSERT(write_again(pack, first, &err) == SPK_OK, "%s", err.text);
     FUZZ_ASSERT(spk_pack_open(first, &again, &err) == SPK_OK, "%s", err.text);
@@ -188,12 +188,29 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     return 0;
 }
 
-/* Packs of all sections, of one, and of none that a reader of today knows all of. */
+/* META as `frame`, with no entries. */
+static void seed_with_meta(const void *frame, uint64_t size_bytes) {
+    image i = model_image();
+    spk_disk_section *meta = section_of(&i, SPK_SECTION_META);
+    memset(i.bytes + meta->offset_bytes, 0, SPK_BLOCK_ALIGN);
+    memcpy(i.bytes + meta->offset_bytes, frame, size_bytes);
+    meta->stored_bytes = size_bytes;
+    meta->raw_bytes = meta->item_count = 0;
+    seal(&i);
+    fuzz_seed(i.bytes, i.size_bytes);
+    free(i.bytes);
+}
+
+/* Packs of all sections, of one, and of none that a reader of today knows all of; and with empty metadata: a frame of nothing, one
+ * that is to be skipped, and one of a format before. */
 void fuzz_seeds(void) {
     static const model norms = { { 4096, 0, 0, 0 }, &model_tensors[3], 2 };
     (void)open_folder();
     image i = model_image();
     fuzz_seed(i.bytes, i.size_bytes);
+    seed_with_meta("\x28\xb5\x2f\xfd\x20\0\x01\0\0", 9);
+    seed_with_meta("\x5a\x2a\x4d\x18\x04\0\0\0abcd", 12);
+    seed_with_meta("\x27\xb5\x2f\xfd\0\0\xc0\0\0", 9);
     header_of(&i)->version_minor = 7;
     add_unknown_section(&i);
     fuzz_seed(i.bytes, i.size_bytes);

@@ -254,7 +254,7 @@ static inline void set_half(gguf_build *b, const char *name, size_t block, uint1
     ROW(name_slash, "", OPEN, (named(b, "../../etc/x", 11)), (SPK_OK, NULL)) \
     ROW(name_nul, "", OPEN, (named(b, "a\0b", 3)), \
         (SPK_E_CORRUPT, "tensor 1 of 1", "control character", "0x00 at byte 1")) \
-    ROW(name_newline, "", OPEN, (named(b, "a\nb", 3)), (SPK_E_CORRUPT, "'a?b'", "control character", "0x0a at byte 1")) \
+    ROW(name_newline, "", OPEN, (named(b, "a\nb", 3)), (SPK_E_CORRUPT, "'a\\u{a}b'", "control character", "0x0a at byte 1")) \
     ROW(name_delete, "", OPEN, (named(b, "a\x7f", 2)), (SPK_E_CORRUPT, "control character", "0x7f at byte 1")) \
     ROW(big_endian, "llama.cpp#12863", OPEN, \
         (gb_header(b, 0x03000000, UINT64_C(1) << 56, UINT64_C(1) << 56); gb_fill(b, 0, 64)), \

@@ -118,6 +118,7 @@ class Pack:
         return self.data[s["offset_bytes"]:s["offset_bytes"] + s["stored_bytes"]]
 
     def metadata(self):
+        check(self.section(18)[:4] == b"\x28\xb5\x2f\xfd", 14, "META is no zstd frame")   # zstd skips some others
         raw = subprocess.run(["zstd", "-dc"], input=self.section(18), stdout=subprocess.PIPE, check=True).stdout
         check(len(raw) == self.sections[18]["raw_bytes"], 14, "META")
         return raw

@@ -62,9 +62,9 @@ sys.exit(not (len(ratios) == int(sys.argv[3]) and all(1.02 < r < 1.6 for r in ra
 PY
 }
 
-# no_moments STATS NAME: one of NAME's correlations is 1 and another -1 everywhere, which no inputs have.
-no_moments() {
-    python3 - "$1" "$2" <<'PY'
+# spoil STATS NAME [VALUE]: a third of NAME's correlations are -1 and all others 1, which no inputs have; or, of scales, the last is VALUE.
+spoil() {
+    python3 - "$@" <<'PY'
 import struct, sys
 path, name = sys.argv[1], sys.argv[2].encode()
 data = bytearray(open(path, "rb").read())
@@ -94,8 +94,12 @@ for _ in range(tensor_count):
     tensors[key] = (take("Q"), dims)
 start = (at + 31) // 32 * 32
 offset, dims = tensors[name]
-for i in range(dims[0] * dims[1]):
-    struct.pack_into("<e", data, start + offset + 2 * i, 1 if i % 3 else -1)
+count = dims[0] * dims[1]
+if len(sys.argv) > 3:
+    struct.pack_into("<f", data, start + offset + 4 * (count - 1), float(sys.argv[3]))
+else:
+    for i in range(count):
+        struct.pack_into("<e", data, start + offset + 2 * i, 1 if i % 3 else -1)
 open(path, "wb").write(data)
 PY
 }
@@ -105,11 +109,34 @@ moments_that_no_inputs_have_are_refused() {
     run 0 "$calibrate" --max-tokens 300 --text $text -o "$dir/good" $tiny
     for kind in blk.0.ffn_down_shexp.weight.in_moment blk.0.ffn_out.metric; do
         cp "$dir/good" "$dir/s"
-        no_moments "$dir/s" $kind || { fail "no $kind in the file"; return; }
-        run 1 "$pack" --calibration "$dir/s" --recipe native --set 'blk\.0\.ffn_down_shexp\.weight=Q4_K' $tiny "$dir/s.spk"
-        grep -qE "s: '$kind', row [0-9]+: no inputs have such moments" "$dir/err" || fail "$(cat "$dir/err")"
-        [ "$(cd "$dir" && echo * .spk*)" = "err good out s .spk*" ] || fail "left: $(ls -A "$dir")"
+        spoil "$dir/s" $kind || { fail "no $kind in the file"; return; }
+        for dry in '' --dry-run; do
+            run 1 "$pack" $dry --calibration "$dir/s" --recipe native --set 'blk\.0\.ffn_down_shexp\.weight=Q4_K' $tiny "$dir/s.spk"
+            grep -qE "s: '$kind', row [0-9]+: no inputs have such moments" "$dir/err" || fail "$dry $(cat "$dir/err")"
+            [ ! -s "$dir/out" ] || fail "$dry printed: $(cat "$dir/out")"
+            [ "$(cd "$dir" && echo * .spk*)" = "err good out s .spk*" ] || fail "left: $(ls -A "$dir")"
+        done
     done
+}
+
+# A dry run finds what the run would: numbers of every matrix that is made from them, the first one first, for any number of threads.
+a_dry_run_looks_at_the_numbers() {
+    local experts=(--recipe native --set 'blk\.[01]\.ffn_down_exps\.weight=Q4_K') threads
+    run 0 "$calibrate" --max-tokens 3000 --text $text -o "$dir/good" $tiny
+    run 0 "$pack" --dry-run --calibration "$dir/good" "${experts[@]}" $tiny; says out "dry run: nothing was written"
+    for value in nan inf -1; do
+        cp "$dir/good" "$dir/s"
+        spoil "$dir/s" blk.0.ffn_down_exps.weight.in_scale $value
+        run 1 "$pack" --dry-run --calibration "$dir/s" "${experts[@]}" $tiny; says err "s: 'blk.0.ffn_down_exps.weight.in_moment': a scale is negative"
+    done
+    cp "$dir/good" "$dir/s"
+    spoil "$dir/s" blk.1.ffn_down_exps.weight.in_moment
+    spoil "$dir/s" blk.0.ffn_down_exps.weight.in_moment
+    for threads in 1 3; do
+        run 1 "$pack" --dry-run --threads $threads --calibration "$dir/s" "${experts[@]}" $tiny
+        says err "s: 'blk.0.ffn_down_exps.weight.in_moment', expert 0, row "; says err "no inputs have such moments"
+    done
+    run 0 "$pack" --dry-run --calibration "$dir/s" --recipe native --set 'blk\.2\.ffn_down_exps\.weight=Q4_K' $tiny   # is not looked at
 }
 
 # Of 100 tokens no expert has seen as many as it has columns, nor has the shared expert.
@@ -168,7 +195,8 @@ takes_other_architectures() {
     done
 }
 
-for name in help_and_wrong_usage what_cannot_be_is_refused packs_with_what_was_recorded moments_that_no_inputs_have_are_refused two_writers_of_one_file \
+for name in help_and_wrong_usage what_cannot_be_is_refused packs_with_what_was_recorded moments_that_no_inputs_have_are_refused a_dry_run_looks_at_the_numbers \
+            two_writers_of_one_file \
             a_full_disk_is_told_before_the_work what_was_seen_too_rarely_falls_back \
             is_an_imatrix takes_other_architectures; do
     check $name

@@ -168,7 +168,7 @@ static void write_stats(const char *to, uint32_t threads, uint32_t token_count) 
     uint64_t seed = 11;
     for (uint32_t t = 0; t < token_count; t++) tokens[t] = (uint32_t)(check_random(&seed) % 4096);
     spk_session_options so = { .context_tokens = 256, .batch_tokens = 64 };
-    spk_collector_options co = { .config = spk_model_shape(model), .has_moments = true, .thread_count = threads };
+    spk_collector_options co = { .config = spk_model_shape(model), .where = TINY36, .has_moments = true, .thread_count = threads };
     co.tensors = spk_model_tensors(model, &co.tensor_count);
     CHECK_OK(spk_session_create(model, &so, &session, &err), err);
     CHECK_OK(spk_collector_create(&co, &collector, &err), err);

@@ -44,7 +44,7 @@ static void a_bad_option_is_named(void) {
         { { "--text=1" }, "--text takes no value" },
         { { "--help=1" }, "--help takes no value" },
         { { "--t" }, "ambiguous option '--t'" },
-        { { "--line\nbreak" }, "unknown option '--line?break'" },
+        { { "--line\nbreak" }, "unknown option '--line\\u{a}break'" },
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         char words[3][32] = { "" }, *argv[5] = { (char[]){ "tool" } };

@@ -65,6 +65,11 @@ check "verify names chunk, offset and tensor" '[ $rc -eq 1 ] && says "R23: chunk
 check "spk-run --verify stops before the first token, naming tensor and offset" '[ $? -eq 1 ] && [ ! -s "$dir/out" ] && says "R23: chunk 1 of section EXPERTS .* file offset [0-9]+.*: blk\.[0-9]"'
 info --repair $model --verify "$dir/bad.spk"
 check "repair makes the pack whole again" '[ $rc -eq 0 ] && says "^repaired   1 damaged chunks" && says "^verified" && cmp -s "$pack" "$dir/bad.spk"'
+"$SPK_BIN/spk-pack" --quiet --recipe ffn --imatrix tests/models/tiny-qwen36.imatrix.gguf $model "$dir/fit.spk" >"$dir/out" 2>"$dir/err"
+flip "$dir/fit.spk" 3000000
+flip "$dir/fit.spk" 9000000
+info --repair $model --verify "$dir/fit.spk"
+check "a repair that cannot be is told in one line" '[ $rc -eq 1 ] && [ ! -s "$dir/out" ] && [ "$(wc -l <"$dir/err")" = 1 ] && says "fit.spk: .* stay damaged: .* with the imatrix or calibration tiny-qwen36.imatrix.gguf; [01] of 2 damaged chunks were repaired$"'
 info --repair tests/models/tiny-qwen35-q4_k_m.gguf "$dir/bad.spk"
 check "repair takes no other source" '[ $rc -eq 1 ] && says "was made from tiny-qwen36-ud-q4_k_m.gguf" && [ ! -s "$dir/out" ]'
 cp "$pack" "$dir/bad.spk"

@@ -40,6 +40,17 @@ static spk_tensor *tensor(loaded *m, const char *name) {
     exit(1);
 }
 
+/* From now on the number `key` of a model's metadata is that of the four bytes at `value`. */
+static void set_number(loaded *m, const char *key, const uint32_t *value) {
+    spk_kv *kv = (spk_kv *)(uintptr_t)spk_kv_find(spk_gguf_kvs(m->gguf), key);
+    CHECK(kv != NULL && kv->count == 1 && kv->value_bytes == 4, "%s", key);
+    if (kv != NULL) kv->value = (const uint8_t *)value;
+}
+
+static spk_status read_config(loaded *m, spk_model_config *out, spk_error *err) {
+    return spk_model_config_read(spk_gguf_kvs(m->gguf), m->tensors, m->count, "x", out, err);
+}
+
 static void fingerprints_tell_models_apart(void) {
     static const char *const want[][2] = {
         { TINY36, "qwen35moe L8 H256 V4096 attn4/2x64r16 gdn2/4x64x64c4i4 moe2/8x256+256" },
@@ -65,26 +76,25 @@ static void a_missing_or_misshapen_tensor_is_named(void) {
     CHECK(strstr(err.text, "blk.3.attn_q.weight") && strstr(err.text, "[256, 256") && strstr(err.text, "[256, 512"), "%s",
           err.text);
     t->dims[1] *= 2;
-    CHECK(spk_model_config_check(&m.config, m.tensors, m.count, TINY36, &err) == SPK_OK, "%s", err.text);
+    CHECK(read_config(&m, &c, &err) == SPK_OK, "%s", err.text);
     strcpy(tensor(&m, "blk.5.ssm_a")->name, "blk.5.ssm_b");
-    CHECK(spk_model_config_check(&m.config, m.tensors, m.count, TINY36, &err) == SPK_E_MISSING, "%s", err.text);
+    CHECK(read_config(&m, &c, &err) == SPK_E_MISSING, "%s", err.text);
     CHECK(strstr(err.text, "blk.5.ssm_a") != NULL, "%s", err.text);
     unload(&m);
 }
 
 /* A model that its metadata describe as smaller than it is must not run without the rest. */
 static void a_tensor_without_a_place_is_refused(void) {
+    static const uint32_t seven = 7, eight = 8, none = 0, width = 256;
     loaded m = load(TINY36);
     spk_error err = { 0 };
-    spk_model_config c = m.config;
-    c.layer_count = 7;
-    CHECK(spk_model_config_check(&c, m.tensors, m.count, "x", &err) == SPK_E_MISMATCH && strstr(err.text, "blk.7."), "%s", err.text);
-    c = m.config;
-    c.shared_ff_size = 0;
-    CHECK(spk_model_config_check(&c, m.tensors, m.count, "x", &err) == SPK_E_MISMATCH && strstr(err.text, "shexp"), "%s", err.text);
-    c = m.config;
-    c.is_tied = !m.config.is_tied;
-    CHECK(m.config.is_tied == 0 && spk_model_config_check(&c, m.tensors, m.count, "x", &err) == SPK_E_MISMATCH && strstr(err.text, "'output.weight'"), "%s", err.text);
+    spk_model_config c;
+    set_number(&m, "qwen35moe.block_count", &seven);
+    CHECK(read_config(&m, &c, &err) == SPK_E_MISMATCH && strstr(err.text, "blk.7."), "%s", err.text);
+    set_number(&m, "qwen35moe.block_count", &eight);
+    set_number(&m, "qwen35moe.expert_shared_feed_forward_length", &none);
+    CHECK(read_config(&m, &c, &err) == SPK_E_MISMATCH && strstr(err.text, "shexp"), "%s", err.text);
+    set_number(&m, "qwen35moe.expert_shared_feed_forward_length", &width);
     strcpy(tensor(&m, "blk.0.ffn_gate_shexp.weight")->name, "blk.0.other.weight");
     CHECK(spk_model_config_read(spk_gguf_kvs(m.gguf), m.tensors, m.count, TINY36, &c, &err) == SPK_E_MISSING, "%s", err.text);
     unload(&m);
@@ -93,16 +103,40 @@ static void a_tensor_without_a_place_is_refused(void) {
 static void a_stored_configuration_is_not_believed(void) {
     loaded m = load(TINY36);
     spk_error err = { 0 };
+    CHECK_OK(spk_model_config_check(&m.config, spk_gguf_kvs(m.gguf), m.tensors, m.count, "x", &err), err);
     for (size_t word = 0; word < sizeof m.config / 4 - 7; word++) {   /* the last seven are reserved */
         static const uint32_t values[] = { 0x7fffffffu, 0xffffffffu };   /* as floats: NaN */
         for (size_t v = 0; v < sizeof values / sizeof *values; v++) {
             spk_model_config c = m.config;
             memcpy((char *)&c + 4 * word, &values[v], 4);
-            spk_status status = spk_model_config_check(&c, m.tensors, m.count, "x", &err);
-            CHECK(status != SPK_OK, "word %zu value %u passed", word, values[v]);
+            spk_status status = spk_model_config_check(&c, spk_gguf_kvs(m.gguf), m.tensors, m.count, "x", &err);
+            CHECK(status == SPK_E_MISMATCH, "word %zu value %u: %s", word, values[v], status == SPK_OK ? "passed" : err.text);
         }
     }
     unload(&m);
+}
+
+/* Beyond every limit, negative, and 0 where something must be there: whichever number of the metadata it is. */
+static void numbers_beyond_a_limit_are_refused(void) {
+    static const char *const keys[] = {
+        "block_count", "context_length", "embedding_length", "attention.head_count",
+        "attention.head_count_kv", "attention.key_length", "attention.value_length",
+        "rope.dimension_count", "rope.freq_base", "attention.layer_norm_rms_epsilon",
+        "full_attention_interval", "ssm.group_count", "ssm.time_step_rank", "ssm.state_size",
+        "ssm.inner_size", "ssm.conv_kernel", "expert_count", "expert_used_count",
+        "expert_feed_forward_length", "expert_shared_feed_forward_length" };
+    static const uint32_t values[] = { 0x7fffffffu, 0xffffffffu, 0 };        /* as floats: NaN, NaN, 0 */
+    for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
+        for (size_t v = 0; v < sizeof values / sizeof *values; v++) {
+            loaded m = load(TINY36);
+            spk_error err = { 0 };
+            spk_model_config c;
+            char key[96];
+            (void)snprintf(key, sizeof key, "qwen35moe.%s", keys[k]);
+            set_number(&m, key, &values[v]);
+            CHECK(read_config(&m, &c, &err) != SPK_OK && strstr(err.text, "x: ") == err.text, "%s = %u: %s", key, values[v], err.text);
+            unload(&m);
+        }
 }
 
 static void roles_follow_the_layer(void) {
@@ -214,6 +248,7 @@ int main(void) {
     RUN(a_missing_or_misshapen_tensor_is_named);
     RUN(a_tensor_without_a_place_is_refused);
     RUN(a_stored_configuration_is_not_believed);
+    RUN(numbers_beyond_a_limit_are_refused);
     RUN(roles_follow_the_layer);
     RUN(sections_are_covered_once);
     RUN(experts_are_contiguous_and_gate_and_up_alternate);

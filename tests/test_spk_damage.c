@@ -319,8 +319,8 @@ static void provenance_is_checked(void) {
     check_broken(&i, SPK_E_CORRUPT, "R22");
 }
 
-/* META is replaced by `frame`, which claims raw_bytes in the table. */
-static void check_meta(const void *frame, uint64_t size_bytes, uint64_t raw_bytes, uint64_t kv_count) {
+/* META is replaced by `frame`, which claims raw_bytes in the table; `text` is in the message, behind the rule. */
+static void check_meta(const void *frame, uint64_t size_bytes, uint64_t raw_bytes, uint64_t kv_count, const char *text) {
     image i = model_image();
     spk_disk_section *s = section_of(&i, SPK_SECTION_META);
     memset(i.bytes + s->offset_bytes, 0, 4096);
@@ -329,7 +329,9 @@ static void check_meta(const void *frame, uint64_t size_bytes, uint64_t raw_byte
     s->raw_bytes = raw_bytes;
     s->item_count = kv_count;
     seal(&i);
-    check_broken(&i, SPK_E_CORRUPT, "R14");
+    char message[120];
+    (void)snprintf(message, sizeof message, "R14: %s", text);
+    check_broken(&i, SPK_E_CORRUPT, message);
 }
 
 static void packed_metadata_cannot_grow(void) {
@@ -339,19 +341,47 @@ static void packed_metadata_cannot_grow(void) {
     size_t size = ZSTD_compress(frame, sizeof frame, zeros, BOMB_BYTES, 3);
     free(zeros);
     CHECK(!ZSTD_isError(size), "a bomb of %zu bytes", size);
-    check_meta(frame, size, 100, 1);                     /* more than declared */
-    check_meta(frame, size, BOMB_BYTES, 0);              /* as declared, but not metadata */
-    check_meta(frame, size - 1, BOMB_BYTES, 0);          /* cut */
+    check_meta(frame, size, 100, 1, "META's zstd frame declares 8388608 bytes, expected 100");
+    check_meta(frame, size, BOMB_BYTES, 0, "0 metadata entries take 0 of 8388608 bytes");
+    check_meta(frame, size - 1, BOMB_BYTES, 0, "META is not one whole zstd frame");      /* cut */
     size = ZSTD_compress(frame, sizeof frame, kv_bytes, sizeof kv_bytes - 1, 3);
     /* Good metadata, but in two frames. */
     uint8_t frames[4096];
     size_t half = ZSTD_compress(frames, sizeof frames, kv_bytes, 50, 3);
     size_t other_half = ZSTD_compress(frames + half, sizeof frames - half, kv_bytes + 50, sizeof kv_bytes - 1 - 50, 3);
-    check_meta(frames, half + other_half, sizeof kv_bytes - 1, KV_COUNT);
+    check_meta(frames, half + other_half, sizeof kv_bytes - 1, KV_COUNT, "META's zstd frame declares 50 bytes, expected");
     /* A frame that says less than it holds: its content size (one byte at 5, for sizes below 256) is patched. */
     frame[5] = 50;
-    check_meta(frame, size, 50, 1);
-    check_meta("no zstd frame", 13, 100, 1);
+    check_meta(frame, size, 50, 1, "META does not unpack to 50 bytes");
+    check_meta("no zstd frame", 13, 100, 1, "META begins with 7a206f6e, expected a zstd frame (fd2fb528)");
+    check_meta("\x28\xb5", 2, 100, 1, "META begins with 00000000");
+}
+
+/* Frames that the library takes for empty ones: to be skipped, of any of the sixteen kinds; and good metadata with such a frame
+ * before or behind them, or something else behind. */
+static void only_one_real_frame_is_metadata(void) {
+    enum { KV_SIZE = sizeof kv_bytes - 1 };
+    for (uint8_t kind = 0; kind < 16; kind++) {
+        char text[80];
+        uint8_t skipped[4096] = { (uint8_t)(0x50 | kind), 0x2a, 0x4d, 0x18, 16 };
+        (void)snprintf(text, sizeof text, "META begins with 184d2a5%x, expected a zstd frame (fd2fb528)", kind);
+        check_meta(skipped, 24, 0, 0, text);
+        size_t size = ZSTD_compress(skipped + 24, sizeof skipped - 24, kv_bytes, KV_SIZE, 3);
+        check_meta(skipped, 24 + size, KV_SIZE, KV_COUNT, text);
+    }
+    uint8_t frames[4096];
+    size_t size = ZSTD_compress(frames, sizeof frames, kv_bytes, KV_SIZE, 3), empty_size;
+    memcpy(frames + size, "\x50\x2a\x4d\x18\0\0\0\0", 8);
+    check_meta(frames, size + 8, KV_SIZE, KV_COUNT, "META's zstd frame has");
+    frames[size] = 0;
+    check_meta(frames, size + 1, KV_SIZE, KV_COUNT, "META's zstd frame has");
+    empty_size = ZSTD_compress(frames + size, sizeof frames - size, "", 0, 3);           /* adds nothing, and is one more */
+    check_meta(frames, size + empty_size, KV_SIZE, KV_COUNT, "META's zstd frame has");
+    ZSTD_CCtx *context = ZSTD_createCCtx();
+    (void)ZSTD_CCtx_setParameter(context, ZSTD_c_contentSizeFlag, 0);
+    size = ZSTD_compress2(context, frames, sizeof frames, kv_bytes, KV_SIZE);
+    (void)ZSTD_freeCCtx(context);
+    check_meta(frames, size, KV_SIZE, KV_COUNT, "META's zstd frame does not declare its size");
 }
 
 /* Reads every row of every matrix of an accepted pack, as a kernel would. */
@@ -508,6 +538,7 @@ int main(void) {
     RUN(provenance_is_checked);
     RUN(provenance_has_no_arrays);
     RUN(packed_metadata_cannot_grow);
+    RUN(only_one_real_frame_is_metadata);
     RUN(mutated_packs_are_refused_or_safe);
     RUN(accepted_placements_never_overlap);
     RUN(interleaving_is_bounded);

@@ -391,8 +391,8 @@ static void chat_keeps_control_tokens_out_of_the_users_text(void) {
     spk_tokenizer_destroy(t);
 
     t = make_vocabulary((vocabulary){ "qwen2", NULL, "", NULL });
-    CHECK(spk_tokenizer_chat(t, "hi", 2, &ids, &count, &err) == SPK_E_UNSUPPORTED && strstr(err.text, "<|im_start|>"),
-          "%s", err.text);
+    CHECK(spk_tokenizer_chat(t, "hi", 2, &ids, &count, &err) == SPK_E_UNSUPPORTED &&
+          strcmp(err.text, "made.gguf: the vocabulary has no <|im_start|> and <|im_end|>, so no chat template") == 0, "%s", err.text);
     spk_tokenizer_destroy(t);
 }
 
@@ -537,8 +537,8 @@ static void odd_vocabularies_are_tolerated(void) {
     CHECK(spk_tokenizer_is_end(t, 1) && !spk_tokenizer_is_end(t, 2) && !spk_tokenizer_is_end(t, UINT32_MAX), "ends");
     uint32_t *ids = NULL;
     size_t count, size;
-    CHECK(spk_tokenizer_encode(t, "ab", 2, true, &ids, &count, &err) == SPK_E_MISSING && strstr(err.text, "0x62"), "%s",
-          err.text);
+    CHECK(spk_tokenizer_encode(t, "ab", 2, true, &ids, &count, &err) == SPK_E_MISSING &&
+          strcmp(err.text, "made.gguf: the vocabulary has no token for byte 0x62") == 0, "%s", err.text);
     spk_tokenizer_piece(t, 2, true, &size);
     CHECK(size == 0, "no token 2: %zu bytes", size);
     spk_tokenizer_destroy(t);
