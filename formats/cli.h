@@ -56,7 +56,7 @@ cJSON *spk_cli_json_string(const char *text);
 /* An input is mapped, and touching a part of it that somebody has cut off meanwhile raises SIGBUS: from now on that ends the
  * program with a message and exit status 1, after clean_up (async-signal-safe; NULL: none).  And a standard stream that is closed is
  * held by a descriptor that cannot be written to: the next file, perhaps an output, would get its number and what is printed.
- * Before any file is opened. */
+ * The first call of a main(), so that no file is opened before it. */
 void spk_cli_guard_inputs(const char *tool, void (*clean_up)(void));
 
 /* Flushes stdout and makes a write error (full disk, closed pipe) a failure, with a message unless exit_status says

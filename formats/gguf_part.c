@@ -135,32 +135,8 @@ static spk_status map_file(const char *path, spk_gguf_part *part, spk_error *err
     return SPK_OK;
 }
 
-/* What the file seems to be instead; NULL if we have no idea. */
-static const char *foreign_kind(const uint8_t *bytes, uint64_t size_bytes) {
-    static const struct { const char *start, *kind; } known[] = {
-        { "FUGG", "GGUF with its magic in reverse byte order (big-endian)" },
-        { "tjgg", "GGML (ggjt), older than GGUF" },
-        { "fmgg", "GGML (ggmf), older than GGUF" },
-        { "lmgg", "GGML, older than GGUF" },
-        { "PK\x03\x04", "a zip archive (such as a PyTorch checkpoint)" },
-        { "\x1f\x8b", "gzip data" },
-        { "\x28\xb5\x2f\xfd", "zstd data" },
-        { "version https://git-lfs", "a Git LFS pointer: the model itself was not downloaded" },
-        { "<", "HTML or XML text: probably an error page, not the model" },
-        { "{", "JSON text" },
-    };
-    uint64_t skip = 0;
-    while (skip < size_bytes && strchr(" \t\r\n", bytes[skip]) != NULL && bytes[skip] != '\0') skip++;
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        size_t length = strlen(known[i].start);
-        if (size_bytes - skip >= length && memcmp(bytes + skip, known[i].start, length) == 0) return known[i].kind;
-    }
-    if (size_bytes > 10 && bytes[8] == '{' && bytes[9] == '"') return "safetensors";
-    return NULL;
-}
-
 static spk_status check_magic(const spk_gguf_part *part, spk_error *err) {
-    const char *kind = foreign_kind(part->bytes, part->size_bytes);
+    const char *kind = spk_infile_kind(part->bytes, part->size_bytes);
     uint8_t     start[4] = { 0 };
     uint64_t    start_bytes = part->size_bytes < sizeof start ? part->size_bytes : sizeof start;
     memcpy(start, part->bytes, start_bytes);

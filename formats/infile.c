@@ -30,3 +30,26 @@ spk_status spk_infile_open(const char *path, const char *expected, int *fd, uint
     *size_bytes = (uint64_t)info.st_size;
     return SPK_OK;
 }
+
+const char *spk_infile_kind(const uint8_t *bytes, uint64_t size_bytes) {
+    static const struct { const char *start, *kind; } known[] = {
+        { "FUGG", "GGUF with its magic in reverse byte order (big-endian)" },
+        { "tjgg", "GGML (ggjt), older than GGUF" },
+        { "fmgg", "GGML (ggmf), older than GGUF" },
+        { "lmgg", "GGML, older than GGUF" },
+        { "PK\x03\x04", "a zip archive (such as a PyTorch checkpoint)" },
+        { "\x1f\x8b", "gzip data" },
+        { "\x28\xb5\x2f\xfd", "zstd data" },
+        { "version https://git-lfs", "a Git LFS pointer: the model itself was not downloaded" },
+        { "<", "HTML or XML text: probably an error page, not the model" },
+        { "{", "JSON text" },
+    };
+    uint64_t skip = 0;
+    while (skip < size_bytes && strchr(" \t\r\n", bytes[skip]) != NULL && bytes[skip] != '\0') skip++;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        size_t length = strlen(known[i].start);
+        if (size_bytes - skip >= length && memcmp(bytes + skip, known[i].start, length) == 0) return known[i].kind;
+    }
+    if (size_bytes > 10 && bytes[8] == '{' && bytes[9] == '"') return "safetensors";
+    return NULL;
+}

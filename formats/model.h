@@ -139,6 +139,12 @@ SPK_MUST_CHECK spk_status spk_model_place(const spk_model_config *config, spk_te
                                           uint64_t tensor_count, uint64_t section_bytes[SPK_PLACE_COUNT],
                                           spk_error *err);
 
+/* Places and section sizes that a pack's directory has, where a pack may have others: they are given again, and SPK_E_MISMATCH
+ * names the first tensor and field, or section, that differs.  The configuration must be these tensors' (spk_model_config_check). */
+SPK_MUST_CHECK spk_status spk_model_place_check(const spk_model_config *config, const spk_tensor *tensors,
+                                                uint64_t tensor_count, const uint64_t section_bytes[SPK_PLACE_COUNT],
+                                                const char *where, spk_error *err);
+
 /* ---- Runs: the pieces of work that fill the sections.  ----
  *
  * A run is a contiguous range of a section, filled from whole row groups of one to three tensors (an expert's gate,
@@ -162,7 +168,7 @@ typedef struct {
     spk_piece pieces[SPK_RUN_PIECE_MAX];
 } spk_run;
 
-/* Runs of placed tensors, by section and offset.  The caller frees *out_runs with free(). */
+/* Runs of tensors placed by spk_model_place, by section and offset.  The caller frees *out_runs with free(). */
 SPK_MUST_CHECK spk_status spk_model_runs(const spk_tensor *tensors, uint64_t tensor_count,
                                          const uint64_t section_bytes[SPK_PLACE_COUNT],
                                          spk_run **out_runs, uint64_t *out_run_count, spk_error *err);

@@ -1,8 +1,8 @@
 /* formats/place.c - where tensors go in a pack, and the runs that fill it.  See model.h.
  *
  * Placement is by *clusters*: one tensor; a gate/up pair whose tiles alternate; or the experts of a layer.  The order of
- * clusters is the order in which decode consumes them.  Runs are derived from offsets and strides alone, so they serve
- * a directory that was read from a pack as well as one that was just made.
+ * clusters is the order in which decode consumes them.  Runs are derived from offsets and strides alone, but only of places
+ * that are given here: a pack's directory, which may be another's, has to be checked against them first.
  */
 #include "formats/model.h"
 
@@ -202,6 +202,40 @@ spk_status spk_model_place(const spk_model_config *config, spk_tensor *tensors, 
         status = place_in_order(order, tensor_count, tensors, section_bytes, err);
     }
     free(order);
+    return status;
+}
+
+/* ---- Places that were stored ---- */
+
+static spk_status compare_place(const spk_tensor *found, const spk_tensor *expected, const char *where, spk_error *err) {
+    const struct { const char *name; uint64_t found, expected; } fields[] = {
+        { "section id", found->section, expected->section },
+        { "layout id", found->layout, expected->layout },
+        { "offset", found->offset_bytes, expected->offset_bytes },
+        { "unit stride", found->unit_stride_bytes, expected->unit_stride_bytes },
+        { "matrix stride", found->matrix_stride_bytes, expected->matrix_stride_bytes },
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].found != fields[i].expected)
+            return spk_fail(err, SPK_E_MISMATCH, "%s: tensor '%s': %s is %" PRIu64 ", expected %" PRIu64 ", where spk-pack puts it",
+                            where, found->name, fields[i].name, fields[i].found, fields[i].expected);
+    return SPK_OK;
+}
+
+spk_status spk_model_place_check(const spk_model_config *config, const spk_tensor *tensors, uint64_t tensor_count,
+                                 const uint64_t section_bytes[SPK_PLACE_COUNT], const char *where, spk_error *err) {
+    uint64_t expected_bytes[SPK_PLACE_COUNT] = { 0 };
+    spk_tensor *expected = malloc((tensor_count + 1) * sizeof *expected);
+    if (expected == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory for %" PRIu64 " tensors", where, tensor_count);
+    memcpy(expected, tensors, tensor_count * sizeof *expected);
+    spk_status status = spk_fail_in(where, spk_model_place(config, expected, tensor_count, expected_bytes, err), err);
+    for (uint64_t i = 0; i < tensor_count && status == SPK_OK; i++)
+        status = compare_place(&tensors[i], &expected[i], where, err);
+    free(expected);
+    for (int s = 0; s < SPK_PLACE_COUNT && status == SPK_OK; s++)
+        if (section_bytes[s] != expected_bytes[s])
+            status = spk_fail(err, SPK_E_MISMATCH, "%s: section id %d has %" PRIu64 " bytes, expected %" PRIu64
+                              ", which its tensors take", where, s + 1, section_bytes[s], expected_bytes[s]);
     return status;
 }
 

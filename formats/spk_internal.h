@@ -97,6 +97,8 @@ uint64_t spk_chunk_first(const spk_disk_header *header, const spk_disk_section *
 spk_digest spk_header_root(const spk_disk_header *header);
 spk_digest spk_header_checksum(const spk_disk_header *header);
 
+/* R1, of a file's first bytes: what else it seems to be is named. */
+SPK_MUST_CHECK spk_status spk_rules_magic(const uint8_t *bytes, uint64_t size_bytes, const char *where, spk_error *err);
 /* R1 to R10, of a header block and the size of its file. */
 SPK_MUST_CHECK spk_status spk_rules_header(const spk_disk_header *header, uint64_t file_bytes, const char *where,
                                            spk_error *err);

@@ -34,9 +34,7 @@ static spk_status map_file(spk_pack *pack, spk_error *err) {
 
 static spk_status read_header(spk_pack *pack, spk_error *err) {
     if (pack->file_bytes < SPK_HEADER_BYTES) {
-        bool is_pack = pack->file_bytes >= SPK_MAGIC_BYTES && memcmp(pack->map, SPK_MAGIC, SPK_MAGIC_BYTES) == 0;
-        if (!is_pack) return spk_fail(err, SPK_E_MAGIC,
-                                      "%s: R1: not a .spk pack: it does not begin like one", pack->path);
+        SPK_TRY(spk_rules_magic(pack->map, pack->file_bytes, pack->path, err));
         return spk_fail(err, SPK_E_CORRUPT, "%s: R5: truncated: file has %" PRIu64 " bytes, its header alone takes %d",
                         pack->path, pack->file_bytes, SPK_HEADER_BYTES);
     }
@@ -129,7 +127,7 @@ static spk_status read_meta(spk_pack *pack, spk_error *err) {
         return spk_fail(err, SPK_E_CORRUPT, "%s: R14: META does not unpack to %" PRIu64 " bytes: %s", pack->path,
                         s->raw_bytes, ZSTD_isError(got) ? ZSTD_getErrorName(got) : "too few");
     uint64_t used = 0;
-    SPK_TRY(spk_kv_parse(pack->kv_bytes, s->raw_bytes, s->item_count, pack->path, &pack->kvs, &used, err));
+    SPK_TRY(spk_fail_in(pack->path, spk_kv_parse(pack->kv_bytes, s->raw_bytes, s->item_count, "R14: META", &pack->kvs, &used, err), err));
     if (used != s->raw_bytes)
         return spk_fail(err, SPK_E_CORRUPT,
                         "%s: R14: %" PRIu64 " metadata entries take %" PRIu64 " of %" PRIu64 " bytes",
@@ -242,7 +240,7 @@ static spk_status read_provenance(spk_pack *pack, spk_error *err) {
     spk_kv_set records = { 0 };
     uint64_t used = 0;
     const uint8_t *bytes = pack->map + s->offset_bytes;
-    SPK_TRY(spk_kv_parse(bytes, s->stored_bytes, s->item_count, pack->path, &records, &used, err));
+    SPK_TRY(spk_fail_in(pack->path, spk_kv_parse(bytes, s->stored_bytes, s->item_count, "R22: PROVENANCE", &records, &used, err), err));
     spk_status status = used == s->stored_bytes ? fill_provenance(pack, &records, err)
         : spk_fail(err, SPK_E_CORRUPT, "%s: R22: %" PRIu64 " PROVENANCE records take %" PRIu64 " of %" PRIu64 " bytes",
                    pack->path, s->item_count, used, s->stored_bytes);

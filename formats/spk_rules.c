@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "formats/dequant.h"
+#include "formats/infile.h"
 #include "formats/name_index.h"
 
 const char *const spk_provenance_text_keys[SPK_PROVENANCE_TEXT_COUNT] = {
@@ -70,13 +71,25 @@ spk_digest spk_header_checksum(const spk_disk_header *header) {
 
 /* ---- Header and section table ---- */
 
+/* R1. */
+spk_status spk_rules_magic(const uint8_t *bytes, uint64_t size_bytes, const char *where, spk_error *err) {
+    uint8_t start[4] = { 0 };
+    memcpy(start, bytes, size_bytes < sizeof start ? size_bytes : sizeof start);
+    if (size_bytes >= SPK_MAGIC_BYTES && memcmp(bytes, SPK_MAGIC, SPK_MAGIC_BYTES) == 0) return SPK_OK;
+    if (memcmp(start, SPK_MAGIC, sizeof start) == 0)
+        return spk_fail(err, SPK_E_MAGIC, "%s: R1: not a .spk pack: damaged, perhaps by a text-mode transfer", where);
+    if (memcmp(start, "GGUF", sizeof start) == 0)
+        return spk_fail(err, SPK_E_MAGIC, "%s: R1: not a .spk pack, but a GGUF file: spk-pack makes a pack of it", where);
+    const char *kind = spk_infile_kind(bytes, size_bytes);
+    if (kind != NULL) return spk_fail(err, SPK_E_MAGIC, "%s: R1: not a .spk pack, but %s", where, kind);
+    return spk_fail(err, SPK_E_MAGIC, "%s: R1: not a .spk pack: begins with bytes %02x %02x %02x %02x, expected 8f 53 50 4b", where,
+                    start[0], start[1], start[2], start[3]);
+}
+
 /* R1 to R5.  Magic and version lie where they lie in every version, so they are looked at before the checksum: a later
  * major version may compute it otherwise. */
 static spk_status check_fixed(const spk_disk_header *h, uint64_t file_bytes, const char *where, spk_error *err) {
-    if (memcmp(h->magic, SPK_MAGIC, SPK_MAGIC_BYTES) != 0)
-        return spk_fail(err, SPK_E_MAGIC, "%s: R1: not a .spk pack%s", where,
-                        memcmp(h->magic, "GGUF", 4) == 0 ? ", but a GGUF file: spk-pack makes a pack of it"
-                        : memcmp(h->magic, SPK_MAGIC, 4) == 0 ? ": damaged, perhaps by a text-mode transfer" : "");
+    SPK_TRY(spk_rules_magic((const uint8_t *)h, sizeof *h, where, err));
     if (h->version_major != SPK_VERSION_MAJOR)
         return spk_fail(err, SPK_E_VERSION, "%s: R2: format version %u.%u, this program reads version %d", where,
                         h->version_major, h->version_minor, SPK_VERSION_MAJOR);

@@ -18,8 +18,8 @@
 
 /* 9 MB of tokenizer take 0.1 s at level 3; higher levels win a few hundred kB of a pack of gigabytes. */
 enum { META_ZSTD_LEVEL = 3 };
-/* What PROVENANCE is expected to take when asking whether the disk has room; its texts come at the end. */
-enum { PROVENANCE_BYTES_GUESS = 1 << 20 };
+/* What PROVENANCE takes at least: its texts come at the end, so asking whether the disk has room cannot count more. */
+enum { PROVENANCE_BYTES_MIN = SPK_BLOCK_ALIGN };
 
 struct spk_pack_writer {
     spk_outfile    *file;
@@ -60,12 +60,23 @@ static void add_entry(spk_pack_writer *writer, spk_disk_section entry) {
     writer->offset_bytes += round_up(entry.stored_bytes);
 }
 
+/* Where the disk is full, the journal's blocks are given back, and it is tried again without one.  What the pack has lies in front of
+ * here by then, but for the header. */
+static spk_status write_bytes(spk_pack_writer *writer, uint64_t offset_bytes, const void *bytes, uint64_t size_bytes, spk_error *err) {
+    spk_status status = spk_outfile_write(writer->file, offset_bytes, bytes, size_bytes, err);
+    if (status != SPK_E_SPACE || writer->journal.base_bytes == 0) return status;
+    writer->journal = (spk_journal){ .file = NULL };
+    uint64_t end_bytes = offset_bytes > writer->offset_bytes ? offset_bytes : writer->offset_bytes;
+    if (spk_outfile_cut(writer->file, end_bytes, NULL) != SPK_OK) return status;
+    return spk_outfile_write(writer->file, offset_bytes, bytes, size_bytes, err);
+}
+
 /* A metadata section: its bytes, its padding, its table entry. */
 static spk_status put_section(spk_pack_writer *writer, spk_disk_section entry, const void *bytes, spk_error *err) {
     static const uint8_t zeros[SPK_BLOCK_ALIGN];
     uint64_t stored = entry.stored_bytes;
-    SPK_TRY(spk_outfile_write(writer->file, writer->offset_bytes, bytes, stored, err));
-    SPK_TRY(spk_outfile_write(writer->file, writer->offset_bytes + stored, zeros, round_up(stored) - stored, err));
+    SPK_TRY(write_bytes(writer, writer->offset_bytes, bytes, stored, err));
+    SPK_TRY(write_bytes(writer, writer->offset_bytes + stored, zeros, round_up(stored) - stored, err));
     entry.digest = spk_digest_of(bytes, stored);
     add_entry(writer, entry);
     return SPK_OK;
@@ -83,7 +94,7 @@ static spk_status check_meta(const spk_pack_writer_options *o, spk_error *err) {
                         o->kv_bytes_size, SPK_META_BYTES_MAX);
     spk_kv_set kvs = { 0 };
     uint64_t used = 0;
-    SPK_TRY(spk_kv_parse(o->kv_bytes, o->kv_bytes_size, o->kv_count, o->path, &kvs, &used, err));
+    SPK_TRY(spk_fail_in(o->path, spk_kv_parse(o->kv_bytes, o->kv_bytes_size, o->kv_count, "R14: META", &kvs, &used, err), err));
     spk_kv_free(&kvs);
     if (used != o->kv_bytes_size)
         return spk_fail(err, SPK_E_CORRUPT,
@@ -123,9 +134,10 @@ static void add_data_entries(spk_pack_writer *writer) {
 
 /* ---- Begin ---- */
 
-static uint64_t expected_bytes_of(const spk_pack_writer *writer, size_t meta_bytes) {
+/* No pack that fits is refused beforehand; one that turns out not to fit is when it is written. */
+static uint64_t least_bytes_of(const spk_pack_writer *writer, size_t meta_bytes) {
     uint64_t total = SPK_HEADER_BYTES + round_up(sizeof(spk_model_config)) + round_up(meta_bytes) +
-                     round_up(writer->tensor_count * sizeof(spk_disk_tensor)) + PROVENANCE_BYTES_GUESS +
+                     round_up(writer->tensor_count * sizeof(spk_disk_tensor)) + PROVENANCE_BYTES_MIN +
                      round_up(writer->digest_count * sizeof(spk_digest));
     for (uint32_t p = 0; p < SPK_PLACE_COUNT; p++) total += writer->section_bytes[p];
     return total;
@@ -162,16 +174,16 @@ static void begin_journal(spk_pack_writer *writer, const spk_pack_writer_options
 
 static spk_status begin_file(spk_pack_writer *writer, const spk_pack_writer_options *o, const void *meta,
                              size_t meta_bytes, spk_error *err) {
-    uint64_t expected_bytes = expected_bytes_of(writer, meta_bytes);
-    if (writer->file != NULL) SPK_TRY(spk_outfile_expect(writer->file, expected_bytes, err));
-    else SPK_TRY(o->resume ? spk_outfile_reopen(o->path, o->replace, expected_bytes, &writer->file, err)
-                           : spk_outfile_create(o->path, o->replace, expected_bytes, &writer->file, err));
+    uint64_t least_bytes = least_bytes_of(writer, meta_bytes);
+    if (writer->file != NULL) SPK_TRY(spk_outfile_expect(writer->file, least_bytes, err));
+    else SPK_TRY(o->resume ? spk_outfile_reopen(o->path, o->replace, least_bytes, &writer->file, err)
+                           : spk_outfile_create(o->path, o->replace, least_bytes, &writer->file, err));
     SPK_TRY(put_config(writer, o->config, err));
     spk_disk_section entry = { .id = SPK_SECTION_META, .stored_bytes = meta_bytes, .raw_bytes = o->kv_bytes_size,
                                .item_count = o->kv_count };
     SPK_TRY(put_section(writer, entry, meta, err));
     add_data_entries(writer);
-    if (o->job != NULL && spk_outfile_has_holes(writer->file)) begin_journal(writer, o, expected_bytes + SPK_PROVENANCE_BYTES_MAX);
+    if (o->job != NULL && spk_outfile_has_holes(writer->file)) begin_journal(writer, o, least_bytes + SPK_PROVENANCE_BYTES_MAX);
     return SPK_OK;
 }
 
@@ -221,7 +233,7 @@ static spk_status put_chunk(spk_pack_writer *writer, const void *bytes, uint64_t
     spk_digest digest = spk_digest_of(bytes, size_bytes);
     uint64_t end_bytes = writer->offset_bytes + size_bytes - writer->data_offset_bytes;
     if (end_bytes > writer->kept_bytes)
-        SPK_TRY(spk_outfile_write(writer->file, writer->offset_bytes, bytes, size_bytes, err));
+        SPK_TRY(write_bytes(writer, writer->offset_bytes, bytes, size_bytes, err));
     spk_journal_put(&writer->journal, (spk_journal_record){ .kind = SPK_JOURNAL_CHUNK, .end_bytes = end_bytes,
                                                             .digest = digest });
     writer->digests[writer->digest_done_count++] = digest;
@@ -402,7 +414,7 @@ static spk_status put_header(spk_pack_writer *writer, spk_error *err) {
     h->root = spk_header_root(h);
     h->checksum = spk_header_checksum(h);
     SPK_TRY(spk_rules_header(h, h->file_bytes, writer->path, err));
-    return spk_outfile_write(writer->file, 0, h, sizeof *h, err);
+    return write_bytes(writer, 0, h, sizeof *h, err);
 }
 
 static spk_status finish(spk_pack_writer *writer, const spk_tensor *tensors, const spk_provenance *provenance,

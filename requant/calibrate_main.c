@@ -245,12 +245,12 @@ static int parse_arguments(int argc, char **argv, arguments *a) {
 }
 
 int main(int argc, char **argv) {
+    spk_cli_guard_inputs(TOOL, spk_outfile_remove_all);
     arguments a = { .max_tokens = UINT64_MAX };
     calibration c = { .arguments = &a };
     spk_error err = { 0 };
     int exit_status = parse_arguments(argc, argv, &a);
     if (exit_status >= 0) return exit_status;
-    spk_cli_guard_inputs(TOOL, spk_outfile_remove_all);
     spk_tool_signals();
     exit_status = SPK_EXIT_DONE;
     if (calibrate(&c, &err) == SPK_OK) print_result(&c);

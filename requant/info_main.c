@@ -90,7 +90,7 @@ static spk_status open_subject(subject *s, spk_error *err) {
     if (status != SPK_E_MAGIC) return status;
     status = spk_gguf_open(path, &s->gguf, err);
     if (status == SPK_OK) return look_at_gguf(s, err);
-    return status != SPK_E_MAGIC ? status : spk_fail(err, status, "%s: is neither a .spk pack nor a GGUF file", path);
+    return status != SPK_E_MAGIC ? status : spk_fail(err, status, "%s; nor is it a .spk pack", err->text);
 }
 
 /* Before the pack is opened for all else. */
@@ -380,6 +380,7 @@ static int run(const arguments *args) {
 }
 
 int main(int argc, char **argv) {
+    spk_cli_guard_inputs(TOOL, NULL);
     enum { OPT_TENSORS = 256, OPT_VERIFY, OPT_THREADS, OPT_JSON, OPT_REPAIR, OPT_IMATRIX, OPT_CALIBRATION, OPT_WEIGHTS };
     static const struct option long_options[] = {
         { "tensors", no_argument, NULL, OPT_TENSORS },       { "verify", no_argument, NULL, OPT_VERIFY },
@@ -412,7 +413,6 @@ int main(int argc, char **argv) {
         default:          return spk_cli_usage(TOOL, "%s", err.text);
         }
     }
-    spk_cli_guard_inputs(TOOL, NULL);
     if (argc - optind != 1) return spk_cli_usage(TOOL, "expected one FILE, found %d", argc - optind);
     if (args.source_path == NULL && (args.imatrix_path != NULL || args.calibration_path != NULL || args.weights_path != NULL))
         return spk_cli_usage(TOOL, "--imatrix, --calibration and --source-weights are for --repair");

@@ -424,7 +424,6 @@ static void print_notes(const conversion *c) {
 
 static spk_status convert(conversion *c, spk_error *err) {
     double start_s = spk_cli_now_s();
-    spk_cli_guard_inputs(TOOL, spk_outfile_remove_all);
     spk_outfile_remove_on_signals();
     SPK_TRY(open_inputs(c, err));
     SPK_TRY(begin_output(c, "--report", c->args->report_path, &c->report_file, err));
@@ -559,6 +558,7 @@ static spk_status check_arguments(const arguments *a, spk_error *err) {
 }
 
 int main(int argc, char **argv) {
+    spk_cli_guard_inputs(TOOL, spk_outfile_remove_all);
     const char **sets = calloc((size_t)argc, sizeof *sets);
     if (sets == NULL) return spk_cli_fail(TOOL, &(spk_error){ SPK_E_MEMORY, "out of memory" });
     arguments args = { .sets = sets, .max_kl = -1, .max_token_bytes = SPK_BUDGET_UNLIMITED,

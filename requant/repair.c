@@ -1,7 +1,8 @@
 /* requant/repair.c - see repair.h.
  *
  * The pack's directory is a plan: types and places are in it, so no recipe is needed.  The runs that touch a damaged chunk
- * are filled as in a conversion.
+ * are filled as in a conversion.  So it must be a plan that a conversion could have: a pack may be legal and have its tensors
+ * elsewhere, and filling runs of such places would write past them.
  */
 #include "requant/repair.h"
 
@@ -12,6 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "formats/census.h"
 #include "requant/convert_internal.h"
 
 #define READ_BYTES (UINT64_C(4) << 20)   /* of the source at a time */
@@ -75,25 +77,35 @@ static spk_status check_source(repair *r, spk_error *err) {
                     spk_pack_path(r->pack), p->source_name);
 }
 
+/* The source's tensor, in its type or in one that a recipe can choose for it. */
+static spk_status check_tensor(const repair *r, uint64_t index, spk_error *err) {
+    const spk_tensor *t = &spk_pack_tensors(r->pack)[index];
+    const spk_gguf_tensor *s = spk_gguf_tensor_at(r->options->source, index);
+    const char *path = spk_pack_path(r->pack), *source_path = spk_gguf_part_path(r->options->source, 0);
+    if (strcmp(t->name, s->name) != 0 || t->source_type != s->type || memcmp(t->dims, s->dims, sizeof t->dims) != 0)
+        return spk_fail(err, SPK_E_MISMATCH, "%s: tensor %" PRIu64 ", '%s', is not what spk-pack makes of '%s' of %s", path, index,
+                        t->name, s->name, source_path);
+    uint32_t layer;
+    spk_role role = spk_model_role(spk_pack_config(r->pack), t->name, &layer);
+    bool may_change = spk_quant_can_make(t->type) && role != SPK_ROLE_EXTRA && !spk_role_is_protected(role);
+    if (!spk_tensor_is_requantized(t) || may_change) return SPK_OK;
+    return spk_fail(err, SPK_E_MISMATCH, "%s: tensor '%s' is %s, expected %s as in %s: spk-pack does not requantize it so", path,
+                    t->name, spk_type_name(t->type), spk_type_name(t->source_type), source_path);
+}
+
 /* The directory must be one that could have come of the source: its tensors are read there by their index, and a pack's
  * checksums do not say who made it. */
 static spk_status check_directory(const repair *r, spk_error *err) {
     const spk_gguf *source = r->options->source;
-    const spk_tensor *tensors = spk_pack_tensors(r->pack);
-    uint64_t count = spk_pack_tensor_count(r->pack);
+    uint64_t count = spk_pack_tensor_count(r->pack), section_bytes[SPK_PLACE_COUNT];
     if (count != spk_gguf_tensor_count(source))
         return spk_fail(err, SPK_E_MISMATCH, "%s: has %" PRIu64 " tensors, %s has %" PRIu64, spk_pack_path(r->pack), count,
                         spk_gguf_part_path(source, 0), spk_gguf_tensor_count(source));
-    for (uint64_t i = 0; i < count; i++) {
-        const spk_tensor *t = &tensors[i];
-        const spk_gguf_tensor *s = spk_gguf_tensor_at(source, i);
-        bool is_made = t->type == t->source_type || spk_quant_can_make(t->type);
-        if (is_made && strcmp(t->name, s->name) == 0 && t->source_type == s->type && memcmp(t->dims, s->dims, sizeof t->dims) == 0)
-            continue;
-        return spk_fail(err, SPK_E_MISMATCH, "%s: tensor %" PRIu64 ", '%s', is not what spk-pack makes of '%s' of %s",
-                        spk_pack_path(r->pack), i, t->name, s->name, spk_gguf_part_path(source, 0));
-    }
-    return SPK_OK;
+    for (uint64_t i = 0; i < count; i++) SPK_TRY(check_tensor(r, i, err));
+    for (uint32_t place = 1; place <= SPK_PLACE_COUNT; place++)
+        (void)spk_pack_section(r->pack, place, &section_bytes[place - 1]);
+    return spk_model_place_check(spk_pack_config(r->pack), spk_pack_tensors(r->pack), count, section_bytes, spk_pack_path(r->pack),
+                                 err);
 }
 
 /* ---- The work ---- */

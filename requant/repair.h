@@ -25,8 +25,8 @@ typedef struct {
     uint64_t repaired_bytes;
 } spk_repair_result;
 
-/* SPK_E_MISMATCH where the source is not the one that the pack was made from (size and digest), or where a chunk comes out
- * otherwise than it was: without the imatrix, calibration or file of better weights that was used, or with another version.  All
+/* SPK_E_MISMATCH where the source is not the one that the pack was made from (size and digest), where the pack's directory is not one
+ * that spk-pack makes of it (types and places), or where a chunk comes out otherwise than it was: without the imatrix, calibration or file of better weights that was used, or with another version.  All
  * chunks are tried; *result is filled in then, too. */
 SPK_MUST_CHECK spk_status spk_repair(const char *pack_path, const spk_repair_options *options, spk_repair_result *result,
                                      spk_error *err);

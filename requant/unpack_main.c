@@ -59,8 +59,6 @@ static spk_status unpack(const arguments *args, spk_error *err) {
     SPK_TRY(spk_pack_open(args->in_path, &pack, err));
     spk_cli_progress progress = { .what = "unpacking" };
     spk_unpack_result result;
-    spk_cli_guard_inputs(TOOL, spk_outfile_remove_all);
-    spk_outfile_remove_on_signals();
     spk_status status = spk_unpack(pack, args->out_path, args->is_forced,
                                    args->is_quiet ? NULL : spk_cli_progress_show, &progress, &result, err);
     spk_cli_progress_end(&progress);
@@ -74,6 +72,8 @@ static spk_status unpack(const arguments *args, spk_error *err) {
 }
 
 int main(int argc, char **argv) {
+    spk_cli_guard_inputs(TOOL, spk_outfile_remove_all);
+    spk_outfile_remove_on_signals();
     enum { OPT_FORCE = 256, OPT_QUIET };
     static const struct option long_options[] = {
         { "force", no_argument, NULL, OPT_FORCE }, { "quiet", no_argument, NULL, OPT_QUIET },

@@ -566,6 +566,7 @@ static spk_status bench_models(bench *b, spk_error *err) {
 }
 
 int main(int argc, char **argv) {
+    spk_cli_guard_inputs(TOOL, spk_outfile_remove_all);
     static bench b;                      /* samples of every repeat: too large for a stack */
     arguments a = { .contexts = { 128, 512 }, .context_count = 2, .token_count = 32, .prompt_count = 512,
                     .repeat_count = 3 };
@@ -573,7 +574,6 @@ int main(int argc, char **argv) {
     int exit_status = parse_arguments(argc, argv, &a);
     if (exit_status >= 0) return exit_status;
     b.arguments = &a;
-    spk_cli_guard_inputs(TOOL, spk_outfile_remove_all);
     spk_tool_signals();
     exit_status = bench_models(&b, &err) == SPK_OK ? SPK_EXIT_DONE : spk_cli_fail(TOOL, &err);
     spk_outfile_abort(b.json_file);

@@ -395,13 +395,13 @@ static int report(comparison *c) {
 }
 
 int main(int argc, char **argv) {
+    spk_cli_guard_inputs(TOOL, spk_outfile_remove_all);
     arguments a = { .max_tokens = UINT64_MAX };
     comparison c = { .arguments = &a };
     spk_error err = { 0 };
     int exit_status = parse_arguments(argc, argv, &a);
     if (exit_status >= 0) return exit_status;
     c.ctx = a.ctx > 0 ? a.ctx : CTX_DEFAULT;
-    spk_cli_guard_inputs(TOOL, spk_outfile_remove_all);
     spk_tool_signals();
     exit_status = compare_models(&c, &err) == SPK_OK ? report(&c) : spk_cli_fail(TOOL, &err);
 

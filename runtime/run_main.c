@@ -372,12 +372,12 @@ static spk_status run(const run_options *o, run_state *r, spk_error *err) {
 }
 
 int main(int argc, char **argv) {
+    spk_cli_guard_inputs(TOOL, spk_outfile_remove_all);
     run_options o = { .generate_count = 128, .sampler = { .top_p = 1.0f } };
     run_state r = { 0 };
     spk_error err = { 0 };
     int exit_status = parse_options(argc, argv, &o);
     if (exit_status >= 0) return exit_status;
-    spk_cli_guard_inputs(TOOL, spk_outfile_remove_all);
     spk_tool_signals();
     exit_status = run(&o, &r, &err) == SPK_OK ? SPK_EXIT_DONE : spk_cli_fail(TOOL, &err);
     spk_outfile_abort(r.logits_file);

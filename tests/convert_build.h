@@ -193,6 +193,40 @@ static inline void write_edited(const char *source_path, const char *out_path, c
     spk_gguf_close(source);
 }
 
+/* The source and, behind its tensors, one more with data of zeros. */
+static inline void write_with_tensor(const char *source_path, const char *out_path, const char *name, uint32_t type, uint64_t d0,
+                                     uint64_t d1) {
+    spk_gguf *source;
+    CHECK_OK(spk_gguf_open(source_path, &source, &err), err);
+    gguf_build kvs = { 0 };
+    uint64_t kv_count = spk_gguf_kvs(source)->count, count = spk_gguf_tensor_count(source), zeros_bytes = 0;
+    for (uint64_t i = 0; i < kv_count; i++) gb_raw(&kvs, spk_gguf_kvs(source)->items[i].entry, spk_gguf_kvs(source)->items[i].entry_bytes);
+    spk_gguf_tensor_spec *specs = calloc(count + 1, sizeof *specs);
+    for (uint64_t i = 0; i < count; i++) {
+        const spk_gguf_tensor *t = spk_gguf_tensor_at(source, i);
+        specs[i] = (spk_gguf_tensor_spec){ .type = t->type, .dim_count = t->dim_count };
+        memcpy(specs[i].name, t->name, sizeof specs[i].name);
+        memcpy(specs[i].dims, t->dims, sizeof specs[i].dims);
+    }
+    specs[count] = (spk_gguf_tensor_spec){ .type = type, .dim_count = 2, .dims = { d0, d1, 1, 1 } };
+    (void)snprintf(specs[count].name, sizeof specs[count].name, "%s", name);
+    spk_gguf_writer_options options = { .path = out_path, .replace = true, .version = 3, .kv_bytes = kvs.bytes,
+                                        .kv_bytes_size = kvs.size, .kv_count = kv_count,
+                                        .alignment_bytes = spk_gguf_alignment_bytes(source), .tensors = specs,
+                                        .tensor_count = count + 1 };
+    spk_gguf_writer *writer;
+    CHECK_OK(spk_gguf_writer_begin(&options, &writer, &err), err);
+    for (uint64_t i = 0; i < count; i++) append_tensor(writer, spk_gguf_tensor_at(source, i), 0);
+    CHECK_OK(spk_type_bytes(type, d0 * d1, &zeros_bytes, &err), err);
+    void *zeros = calloc(1, zeros_bytes);
+    CHECK_OK(spk_gguf_writer_append(writer, zeros, zeros_bytes, &err), err);
+    CHECK_OK(spk_gguf_writer_commit(writer, &err), err);
+    free(zeros);
+    gb_free(&kvs);
+    free(specs);
+    spk_gguf_close(source);
+}
+
 static inline uint64_t tensor_count_of(const char *path) {
     spk_gguf *source;
     CHECK_OK(spk_gguf_open(path, &source, &err), err);

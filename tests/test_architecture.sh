@@ -59,6 +59,17 @@ silent_libraries() {
         grep -vE ':[[:space:]]*#'
 }
 
+# A tool is guarded against inputs that are cut, and closed standard streams, before it can open anything: the first call of
+# its main().
+guard_first() {
+    local main
+    for main in */*_main.c; do
+        code_of "$main" | awk -v main="$main" '/int main\(/ { inside = 1; next }
+            inside && /[A-Za-z_0-9]\(/ { if ($0 !~ /:[ \t]*spk_cli_guard_inputs\(TOOL, /) print; found = 1; exit }
+            END { if (!found) print main ": no call of spk_cli_guard_inputs" }'
+    done
+}
+
 file_lengths() {
     { sources formats kernels runtime requant tests; find tests -name '*.sh' -o -name '*.?pp'; } | xargs wc -l |
         awk '$2 != "total" && $1 > 620 { print $2 ": " $1 " lines, at most 620" }'
@@ -95,7 +106,7 @@ readme_is_true() {
     done
 }
 
-rules="arrows cli_in_main_only silent_libraries file_lengths headers_alone readme_is_true"
+rules="arrows cli_in_main_only silent_libraries guard_first file_lengths headers_alone readme_is_true"
 
 for rule in $rules; do
     found=$($rule)
@@ -135,6 +146,8 @@ fresh_copy
     printf 'missing_type incomplete(void);\n' >formats/incomplete.h
     printf 'Run `spk-imaginary`, then `make nonsense` on tests/nowhere.txt\n' >>README.md
     : >runtime/forgotten_main.c
+    sed -i 's/^    spk_cli_guard_inputs(.*/    helper();\n&/' requant/unpack_main.c
+    sed -i '/^    spk_cli_guard_inputs(/d' runtime/run_main.c
 )
 expect arrows formats/status.c
 expect arrows kernels/kernels.h
@@ -147,6 +160,8 @@ expect cli_in_main_only runtime/compare.h
 expect silent_libraries formats/kv.h
 expect silent_libraries requant/recipe.h
 expect silent_libraries runtime/compare.c
+expect guard_first requant/unpack_main.c
+expect guard_first runtime/run_main.c
 expect file_lengths tests/long.sh
 expect headers_alone missing_type
 expect readme_is_true spk-imaginary

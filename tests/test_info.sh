@@ -91,7 +91,14 @@ refuses() { check "refuses $1" "[ \$rc -eq $2 ] && says '$3' && [ ! -s \"\$dir/o
 info --verify $model
 refuses "to verify a GGUF file" 2 "--verify: .* is a GGUF file"
 info tests/run.sh
-refuses "other files" 1 "neither a .spk pack nor a GGUF file"
+refuses "other files" 1 "is not GGUF: begins with bytes 23 21 2f 75, expected 47 47 55 46; nor is it a .spk pack"
+printf '<!DOCTYPE html>' >"$dir/page.gguf"
+info "$dir/page.gguf"
+refuses "a page, and says so" 1 "is not GGUF but HTML or XML text: .*; nor is it a .spk pack"
+"$SPK_BIN/spk-unpack" "$dir/page.gguf" "$dir/none.gguf" >"$dir/out" 2>"$dir/err"; rc=$?
+refuses "a page to unpack, and says so" 1 "R1: not a .spk pack, but HTML or XML text"
+"$SPK_BIN/spk-run" --prompt a "$dir/page.gguf" >"$dir/out" 2>"$dir/err"; rc=$?
+refuses "a page to run, and says so" 1 "R1: not a .spk pack, but HTML or XML text"
 info "$dir"
 refuses "a directory" 1 "directory"
 info "$dir/nowhere.spk"

@@ -40,8 +40,9 @@ static bool same_file_bytes(const char *a, const char *b) {
 }
 
 typedef struct {
-    bool     resume, replace;
-    uint64_t resumed_bytes;         /* out */
+    bool        resume, replace;
+    const char *set;                /* NULL: a little is requantized */
+    uint64_t    resumed_bytes;      /* out */
 } run_request;
 
 /* A little is requantized, so that there is work to lose, and a kill of it costs no seconds. */
@@ -51,7 +52,8 @@ static spk_status convert(const char *source_path, const char *out_path, run_req
     spk_convert_plan plan = { .tensor_count = 0 };
     spk_status status = spk_gguf_open(source_path, &source, &err);
     if (status == SPK_OK) status = spk_recipe_load("native", "", &recipe, &err);
-    if (status == SPK_OK) status = spk_recipe_set(recipe, ".*_(gate|up|down)_shexp\\.weight=Q4_K", &err);
+    const char *set = request->set != NULL ? request->set : ".*_(gate|up|down)_shexp\\.weight=Q4_K";
+    if (status == SPK_OK) status = spk_recipe_set(recipe, set, &err);
     spk_convert_options options = { .source = source, .out_path = out_path, .replace = request->replace, .recipe = recipe,
                                     .imatrix_name = "", .effort = SPK_EFFORT_FAST, .thread_count = 2,
                                     .resume = request->resume };
@@ -374,6 +376,62 @@ static void a_small_file_system_is_said_and_left_empty(void) {
     gb_remove_dir(dir);
 }
 
+/* In a process whose files, or whose file system, at DIR/fs, may have `limit_bytes`: its exit status. */
+static int convert_within(bool is_mounted, uint64_t limit_bytes, const char *set, const char *wanted) {
+    const char *at = in_dir("fs"), *out = is_mounted ? in_dir("fs/out.spk") : in_dir("out.spk");
+    (void)fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        struct rlimit limit = { limit_bytes, limit_bytes };
+        char size[32];
+        (void)snprintf(size, sizeof size, "size=%llu", (unsigned long long)limit_bytes);
+        (void)signal(SIGXFSZ, SIG_IGN);
+        if (!is_mounted && setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(3);
+        if (is_mounted && (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+                           mount("tmpfs", at, "tmpfs", 0, size) != 0))
+            _exit(77);
+        spk_status status = convert(TINY36, out, &(run_request){ .set = set });
+        if (status == SPK_OK) _exit(same_file_bytes(out, wanted) && check_failures == 0 ? 0 : 4);
+        bool is_told = strstr(err.text, "needs ") != NULL && strstr(err.text, is_mounted ? " bytes available" : "may have only ") != NULL;
+        if (status != SPK_E_SPACE || !is_told) _exit(5);
+        _exit(gb_file_count(is_mounted ? at : dir) == (is_mounted ? 0 : 2) ? 1 : 6);      /* DIR has fs and wanted.spk */
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status), "the child: %x", status);
+    return WEXITSTATUS(status);
+}
+
+/* Nothing that fits is refused, and what is short of a block leaves nothing: whether that is known beforehand, or only at the end,
+ * where provenance (here a recipe's text) takes more than a block. */
+static void a_pack_that_just_fits_is_made(void) {
+    static char longer[6000];
+    (void)memset(longer, 'x', sizeof longer - 1);
+    static const char head[] = ".*_(gate|up|down", tail[] = ")_shexp\\.weight=Q4_K";
+    memcpy(longer, head, sizeof head - 1);
+    longer[sizeof head - 1] = '|';
+    memcpy(longer + sizeof longer - sizeof tail, tail, sizeof tail);
+    const char *const sets[] = { NULL, longer };
+    make_fast_dir();
+    const char *wanted = in_dir("wanted.spk"), *at = in_dir("fs");
+    CHECK(mkdir(at, 0755) == 0, "mkdir");
+    for (int s = 0; s < 2; s++)
+        for (int is_mounted = 0; is_mounted < 2; is_mounted++) {
+            struct stat info = { .st_size = 0 };
+            CHECK_OK(convert(TINY36, wanted, &(run_request){ .replace = true, .set = sets[s] }), err);
+            CHECK(stat(wanted, &info) == 0, "%s", wanted);
+            int fits = convert_within(is_mounted, (uint64_t)info.st_size, sets[s], wanted);
+            if (fits == 77) {
+                SKIP("no permission to mount a small file system");
+                continue;
+            }
+            CHECK(fits == 0, "%d, mounted %d: a pack of %d bytes: %d", s, is_mounted, (int)info.st_size, fits);
+            (void)remove(in_dir("out.spk"));
+            int lacks = convert_within(is_mounted, (uint64_t)info.st_size - 4096, sets[s], wanted);
+            CHECK(lacks == 1, "%d, mounted %d: a block less: %d", s, is_mounted, lacks);
+        }
+    gb_remove_dir(dir);
+}
+
 /* ---- Sources that change ---- */
 
 /* A conversion whose source is changed in its middle by `change`. */
@@ -494,6 +552,7 @@ int main(void) {
     RUN(what_is_no_unfinished_file_of_ours_is_not_touched);
     RUN(a_file_size_limit_is_said_and_leaves_nothing);
     RUN(a_small_file_system_is_said_and_left_empty);
+    RUN(a_pack_that_just_fits_is_made);
     RUN(a_source_that_changes_is_noticed);
     RUN(a_mapped_input_that_is_cut_ends_a_tool_in_order);
     RUN(an_open_pack_outlives_its_replacement);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "formats/gguf.h"
+#include "requant/convert_internal.h"
 #include "tests/convert_build.h"
 
 static const char FFN_TENSORS[] = ".*(ffn_down_exps|ffn_(gate|up|down)_shexp)\\.weight=Q4_K"; /* what ffn requantizes */
@@ -324,6 +325,53 @@ static void a_nonfinite_better_weight_is_refused_where_it_is_used(void) {
     gb_remove_dir(dir);
 }
 
+/* Tensors that decode does not read are the source's whatever the other file has by that name. */
+static void an_extra_of_another_shape_is_no_counterpart(void) {
+    gb_make_dir(dir);
+    const char *source = in_dir("s.gguf"), *weights = in_dir("w.gguf"), *packed = in_dir("p.spk"), *wanted = in_dir("n.spk");
+    write_with_tensor(TINY36, source, "extra.weight", SPK_TYPE_F32, 100, 3);
+    write_with_tensor(TINY36_BF16, weights, "extra.weight", SPK_TYPE_Q8_0, 256, 5);
+    pack_request request = { .recipe = "ffn", .weights_path = weights };
+    CHECK_OK(pack(source, packed, &request), err);
+    CHECK(request.fitted_count == 32, "%d fitted", (int)request.fitted_count);
+    CHECK_OK(pack(source, wanted, &(pack_request){ .recipe = "ffn", .weights_path = TINY36_BF16 }), err);
+    spk_pack *p = NULL, *n = NULL;
+    CHECK_OK(spk_pack_open(packed, &p, &err), err);
+    CHECK_OK(spk_pack_open(wanted, &n, &err), err);
+    for (uint64_t i = 0; i < spk_pack_tensor_count(p); i++)
+        CHECK(is_same(p, &spk_pack_tensors(p)[i], n), "%s is another", spk_pack_tensors(p)[i].name);
+    spk_pack_close(p);
+    spk_pack_close(n);
+    gb_remove_dir(dir);
+}
+
+/* No recipe requantizes what decode does not read; a plan that does is refused, not believed. */
+static void what_is_requantized_must_be_in_the_better_file(void) {
+    gb_make_dir(dir);
+    const char *path = in_dir("s.gguf"), *shaped = in_dir("w.gguf");
+    write_with_tensor(TINY36, path, "extra.weight", SPK_TYPE_Q8_0, 256, 5);
+    write_with_tensor(TINY36_BF16, shaped, "extra.weight", SPK_TYPE_BF16, 256, 4);
+    const char *const others[] = { TINY36_BF16, shaped };
+    for (size_t i = 0; i < 2; i++) {
+        spk_gguf *source = NULL, *weights = NULL;
+        spk_recipe *recipe = NULL;
+        spk_convert_plan plan = { .tensor_count = 0 };
+        CHECK_OK(spk_gguf_open(path, &source, &err), err);
+        CHECK_OK(spk_gguf_open(others[i], &weights, &err), err);
+        CHECK_OK(spk_recipe_load("ffn", "", &recipe, &err), err);
+        spk_convert_options options = { .source = source, .weights = weights, .recipe = recipe, .imatrix_name = "" };
+        CHECK_OK(spk_convert_plan_make(&options, &plan, &err), err);
+        plan.tensors[plan.tensor_count - 1].type = SPK_TYPE_Q4_K;
+        CHECK(spk_convert_check_weights(&options, &plan, &err) == SPK_E_MISMATCH &&
+              strstr(err.text, "has no tensor 'extra.weight' of the shape that it has in ") != NULL, "%s", err.text);
+        spk_convert_plan_free(&plan);
+        spk_recipe_free(recipe);
+        spk_gguf_close(weights);
+        spk_gguf_close(source);
+    }
+    gb_remove_dir(dir);
+}
+
 static void the_better_file_is_not_written_to(void) {
     gb_make_dir(dir);
     const char *weights = in_dir("w.gguf");
@@ -352,6 +400,8 @@ int main(void) {
     RUN(a_tensor_that_nobody_quantizes_must_be_the_same);
     RUN(a_less_precise_file_is_refused);
     RUN(a_nonfinite_better_weight_is_refused_where_it_is_used);
+    RUN(an_extra_of_another_shape_is_no_counterpart);
+    RUN(what_is_requantized_must_be_in_the_better_file);
     RUN(the_better_file_is_not_written_to);
     return CHECK_EXIT();
 }

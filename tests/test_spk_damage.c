@@ -59,13 +59,32 @@ static void other_files_are_named(void) {
     CHECK(mkfifo(other_path, 0600) == 0, "fifo");
     CHECK(open_status(other_path, &error) == SPK_E_IO && strstr(error.text, "pipe"), "%s", error.text);
     (void)unlink(other_path);
+}
+
+/* Short files, and as large as a pack. */
+static void what_was_found_is_named(void) {
+    static const struct { const char *start, *text; } kinds[] = {
+        { "GGUF", "a GGUF file: spk-pack makes a pack of it" },
+        { "FUGG", "GGUF with its magic in reverse byte order" },
+        { "\x8fSPK\n\x1a\n", "damaged, perhaps by a text-mode transfer" },           /* CR LF became LF */
+        { "PK\x03\x04", "a zip archive" },
+        { "<!DOCTYPE html>", "HTML or XML text: probably an error page" },
+        { "\n {\"error\": 1}", "JSON text" },
+        { "version https://git-lfs.github.com/spec/v1", "a Git LFS pointer" },
+        { "abcd", "begins with bytes 61 62 63 64, expected 8f 53 50 4b" },
+        { "a", "begins with bytes 61 00 00 00, expected 8f 53 50 4b" },
+    };
     image i = model_image();
-    memcpy(i.bytes, "GGUF", 4);
-    write_image(pack_path, i.bytes, i.size_bytes);
-    CHECK(open_status(pack_path, &error) == SPK_E_MAGIC && strstr(error.text, "spk-pack makes"), "%s", error.text);
-    memcpy(i.bytes, "\x8fSPK\n\x1a\n", 7);               /* CR LF became LF */
-    write_image(pack_path, i.bytes, i.size_bytes);
-    CHECK(open_status(pack_path, &error) == SPK_E_MAGIC && strstr(error.text, "text-mode"), "%s", error.text);
+    spk_error error;
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        memset(i.bytes, 0, 64);
+        memcpy(i.bytes, kinds[k].start, strlen(kinds[k].start));
+        for (int is_whole = 0; is_whole < 2; is_whole++) {
+            write_image(pack_path, i.bytes, is_whole ? i.size_bytes : strlen(kinds[k].start));
+            CHECK(open_status(pack_path, &error) == SPK_E_MAGIC && strstr(error.text, ": R1: not a .spk pack") != NULL &&
+                  strstr(error.text, kinds[k].text) != NULL, "%s", error.text);
+        }
+    }
     free(i.bytes);
 }
 
@@ -334,6 +353,39 @@ static void check_meta(const void *frame, uint64_t size_bytes, uint64_t raw_byte
     check_broken(&i, SPK_E_CORRUPT, message);
 }
 
+/* Entries that do not parse: the rule and the section are named, whichever of the two it is. */
+static void bad_entries_name_rule_and_section(void) {
+    static const struct { const char *text; size_t at; uint8_t value; const char *message; } records[] = {
+        { "source.name", 11, 77, "R22: PROVENANCE: metadata entry 1 of 12 'source.name': unknown value type 77" },
+        { "source.name", 18, 1, "R22: PROVENANCE: metadata entry 1 of 12 'source.name': the string has length" },
+        { "source.gguf_version", 19, SPK_KV_BOOL, "R22: PROVENANCE: metadata entry 8 of 12 'source.gguf_version': boolean with value 3" },
+    };
+    for (size_t k = 0; k < sizeof records / sizeof *records; k++)
+        check_record(records[k].text, records[k].at, records[k].value, records[k].message);
+    for (size_t cut = 1; cut <= 3; cut++) {
+        image i = model_image();
+        spk_disk_section *s = section_of(&i, SPK_SECTION_PROVENANCE);
+        s->stored_bytes = s->raw_bytes -= cut;
+        memset(i.bytes + s->offset_bytes + s->stored_bytes, 0, cut);
+        seal(&i);
+        check_broken(&i, SPK_E_CORRUPT, "R22: PROVENANCE: metadata entry 12 of 12 'weights.xxh3_128': the string has length 32");
+    }
+    static const struct { size_t at; uint8_t value; uint64_t kv_count; const char *text; } entries[] = {
+        { 0, 0, 3, "META: metadata entry 1 of 3: empty key" },
+        { 28, 77, 3, "META: metadata entry 1 of 3 'general.architecture': unknown value type 77" },
+        { 3, 1, 3, "META: metadata entry 1 of 3: the key has length" },
+        { 0, 20, 60000, "META: 60000 metadata entries need at least" },
+        { 0, 20, 4, "META: metadata entry 4 of 4: the data ends inside the length of the key: truncated" },
+    };
+    for (size_t k = 0; k < sizeof entries / sizeof *entries; k++) {
+        uint8_t raw[sizeof kv_bytes], frame[2 * sizeof kv_bytes + 64];
+        memcpy(raw, kv_bytes, sizeof kv_bytes);
+        raw[entries[k].at] = entries[k].value;
+        size_t size = ZSTD_compress(frame, sizeof frame, raw, sizeof kv_bytes - 1, 3);
+        check_meta(frame, size, sizeof kv_bytes - 1, entries[k].kv_count, entries[k].text);
+    }
+}
+
 static void packed_metadata_cannot_grow(void) {
     enum { BOMB_BYTES = 8 << 20 };
     uint8_t frame[4096];
@@ -531,11 +583,13 @@ int main(void) {
     RUN(every_bit_flip_is_found);
     RUN(cut_and_grown_files_are_refused);
     RUN(other_files_are_named);
+    RUN(what_was_found_is_named);
     RUN(each_rule_is_checked);
     RUN(optional_things_are_ignored);
     RUN(other_header_rules_are_checked);
     RUN(other_rules_are_checked);
     RUN(provenance_is_checked);
+    RUN(bad_entries_name_rule_and_section);
     RUN(provenance_has_no_arrays);
     RUN(packed_metadata_cannot_grow);
     RUN(only_one_real_frame_is_metadata);
