@@ -44,12 +44,12 @@ const char *spk_infile_kind(const uint8_t *bytes, uint64_t size_bytes) {
         { "<", "HTML or XML text: probably an error page, not the model" },
         { "{", "JSON text" },
     };
-    uint64_t skip = 0;
+    if (size_bytes > 10 && bytes[8] == '{' && bytes[9] == '"') return "safetensors";      /* behind a length, which may look like text */
+    uint64_t skip = size_bytes >= 3 && memcmp(bytes, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
     while (skip < size_bytes && strchr(" \t\r\n", bytes[skip]) != NULL && bytes[skip] != '\0') skip++;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         size_t length = strlen(known[i].start);
         if (size_bytes - skip >= length && memcmp(bytes + skip, known[i].start, length) == 0) return known[i].kind;
     }
-    if (size_bytes > 10 && bytes[8] == '{' && bytes[9] == '"') return "safetensors";
     return NULL;
 }

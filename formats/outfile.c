@@ -237,9 +237,10 @@ static uint64_t size_limit(void) {
     return is_limited ? (uint64_t)limit.rlim_cur : UINT64_MAX;
 }
 
-/* "needs N bytes, but ..." */
-static spk_status fail_full(const spk_outfile *file, uint64_t needed_bytes, bool is_quota, spk_error *err) {
-    uint64_t available;
+/* "needs N bytes, but ...": what was expected, or what was written up to here where that is more. */
+static spk_status fail_full(const spk_outfile *file, bool is_quota, spk_error *err) {
+    uint64_t available, end_bytes = atomic_load(&file->end_bytes);
+    uint64_t needed_bytes = end_bytes > file->expected_bytes ? end_bytes : file->expected_bytes;
     if (size_limit() < needed_bytes)
         return spk_fail(err, SPK_E_SPACE, "%s: needs %" PRIu64 " bytes, but files of this process may have only %" PRIu64
                         " (ulimit -f)", file->path, needed_bytes, size_limit());
@@ -256,7 +257,7 @@ static spk_status check_space(const spk_outfile *file, spk_error *err) {
     if (!find_available(file, &available))
         return spk_fail(err, SPK_E_IO, "%s: cannot ask for free space: %s", file->path, strerror(errno));
     if (available >= file->expected_bytes && size_limit() >= file->expected_bytes) return SPK_OK;
-    return fail_full(file, file->expected_bytes, false, err);
+    return fail_full(file, false, err);
 }
 
 /* At the beginning: only the sync itself is left to fail when the work is done. */
@@ -342,8 +343,7 @@ spk_status spk_outfile_write(spk_outfile *file, uint64_t offset_bytes, const voi
         }
         if (written <= 0) {
             int code = written < 0 ? errno : ENOSPC;
-            if (code == ENOSPC || code == EDQUOT || code == EFBIG)     /* at least what was written up to here */
-                return fail_full(file, end_bytes > file->expected_bytes ? end_bytes : file->expected_bytes, code == EDQUOT, err);
+            if (code == ENOSPC || code == EDQUOT || code == EFBIG) return fail_full(file, code == EDQUOT, err);
             return spk_fail(err, SPK_E_IO, "%s: cannot write %" PRIu64 " bytes at %" PRIu64 ": %s", file->path, size_bytes,
                             offset_bytes, strerror(code));
         }
@@ -381,7 +381,7 @@ bool spk_outfile_has_holes(const spk_outfile *file) {
 static spk_status sync_file(const spk_outfile *file, spk_error *err) {
     if (fsync(file->fd) == 0) return SPK_OK;
     if (errno == ENOSPC || errno == EDQUOT)
-        return fail_full(file, file->expected_bytes > 0 ? file->expected_bytes : file->end_bytes, errno == EDQUOT, err);
+        return fail_full(file, errno == EDQUOT, err);
     return spk_fail(err, SPK_E_IO, "%s: cannot sync: %s", file->path, strerror(errno));
 }
 

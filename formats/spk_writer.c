@@ -428,7 +428,7 @@ static spk_status finish(spk_pack_writer *writer, const spk_tensor *tensors, con
     SPK_TRY(put_provenance(writer, provenance, err));
     SPK_TRY(put_chunks(writer, err));
     SPK_TRY(put_header(writer, err));
-    if (writer->journal.base_bytes != 0) SPK_TRY(spk_outfile_cut(writer->file, writer->header.file_bytes, err));
+    SPK_TRY(spk_outfile_cut(writer->file, writer->header.file_bytes, err));      /* the journal, or what another job left there */
     spk_outfile *file = writer->file;
     writer->file = NULL;                 /* commit frees it in every case */
     return spk_outfile_commit(file, err);

@@ -273,6 +273,9 @@ static inline void set_half(gguf_build *b, const char *name, size_t block, uint1
     ROW(zip, "", OPEN, (gb_raw(b, "PK\x03\x04\x14\0\0\0\0\0\0\0", 12)), (SPK_E_MAGIC, "not GGUF", "zip archive")) \
     ROW(safetensors, "", OPEN, (gb_u64(b, 64); gb_raw(b, "{\"__metadata__\":{}}", 19)), \
         (SPK_E_MAGIC, "not GGUF", "safetensors")) \
+    ROW(safetensors_like_text, "", OPEN, (gb_u64(b, 0x7b20); gb_raw(b, "{\"__metadata__\":{}}", 19)), \
+        (SPK_E_MAGIC, "not GGUF", "safetensors")) \
+    ROW(html_with_mark, "", OPEN, (gb_raw(b, "\xef\xbb\xbf<html><body>404</body></html>", 32)), (SPK_E_MAGIC, "not GGUF", "HTML")) \
     ROW(old_ggml, "", OPEN, (gb_raw(b, "tjgg\x03\0\0\0", 8)), (SPK_E_MAGIC, "not GGUF", "older than GGUF")) \
     ROW(reversed_magic, "", OPEN, (gb_raw(b, "FUGG\0\0\0\x03", 8)), (SPK_E_MAGIC, "not GGUF", "big-endian")) \
     ROW(other_bytes, "", OPEN, (gb_raw(b, "\x01\x02\x03\x04" "56789", 9)), \

@@ -1,5 +1,6 @@
 /* tests/test_spk.c - the .spk pack: what the writer writes, what the reader gives back, what verify finds. */
 #include "formats/spk_internal.h"
+#include "formats/outfile.h"
 
 #include <math.h>
 #include <sys/mman.h>
@@ -192,6 +193,31 @@ static spk_status try_write(uint64_t data_bytes, const spk_tensor *tensors, spk_
     return spk_pack_writer_commit(writer, tensors, &model_provenance, error);
 }
 
+/* Where the file system has no room for a journal, or none is wanted: what another job left behind is longer than this pack. */
+static void a_resumed_pack_without_a_journal_has_no_tail(void) {
+    pid_t child = fork();
+    if (child == 0) {
+        spk_outfile *left = NULL;
+        _exit(spk_outfile_create(pack_path, true, 0, &left, NULL) == SPK_OK && spk_outfile_write(left, 8 << 20, "left", 4, NULL) == SPK_OK ? 0 : 1);
+    }
+    int status = 1;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0, "nothing was left: %d", status);
+    spk_error error = { 0 };
+    spk_pack_writer *writer = NULL;
+    spk_pack_writer_options options = options_of(pack_path, &small_model);
+    options.resume = options.replace = true;
+    uint64_t total = 0;
+    for (int p = 0; p < SPK_PLACE_COUNT; p++) total += small_model.section_bytes[p];
+    uint8_t *data = random_bytes(total, 7);
+    CHECK_OK(spk_pack_writer_begin(&options, &writer, &error), error);
+    CHECK_OK(spk_pack_writer_append(writer, data, total, &error), error);
+    CHECK_OK(spk_pack_writer_commit(writer, small_model.tensors, &model_provenance, &error), error);
+    spk_pack *pack = NULL;
+    CHECK_OK(spk_pack_open(pack_path, &pack, &error), error);
+    spk_pack_close(pack);
+    free(data);
+}
+
 static void writer_publishes_only_what_the_reader_takes(void) {
     spk_error error = { 0 };
     spk_tensor tensors[TENSOR_COUNT];
@@ -299,6 +325,7 @@ int main(void) {
     RUN(a_digest_may_come_in_pieces);
     RUN(spk_info_refuses_what_the_runtime_refuses);
     RUN(pieces_do_not_matter);
+    RUN(a_resumed_pack_without_a_journal_has_no_tail);
     RUN(writer_publishes_only_what_the_reader_takes);
     RUN(verify_names_chunk_and_tensor);
     close_folder();
