@@ -5,7 +5,7 @@
  * Bytes      Qwen3.6 in Q6_K, 248320 rows of 2048: 417 MB; in Q4_K 286 MB
  * Launch     one CTA an SM, alone there, which streams tiles through rings of its warps; neighbouring warps have neighbouring tiles.  It
  *            cannot start before its predecessor has left, so x is asked for before the weights: behind a full ring it took 4 us.
- * Resources  all of an SM's shared memory
+ * Resources  166 to 213 KB of shared memory, which leaves no room beside experts down
  * Reference  gemv_cuda.cu: the same bits (tests/checkkern compares both with spk_kernels.matmul)
  */
 #include "kernels/backend_cuda.cuh"
@@ -68,7 +68,7 @@ template <uint32_t TYPE, uint32_t WARPS, uint32_t STAGES> __global__ void __laun
         __syncwarp();
         ask(stage);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
-        const float value = __fmul_rn(lanes_sum_of<KB>(sum), factor) + 0.0f;
+        const float value = __fmul_rn(lanes_sum_of<KB>(sum), factor) + 0.0f;     /* both zeros tie */
         const uint32_t row = unit * ROWS + lane / KB;
         if (lane % KB != 0 || row >= a.row_count) continue;
         a.y[row] = value;
