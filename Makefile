@@ -259,7 +259,7 @@ tsan:                   ## what has threads, under ThreadSanitizer
 	$(Q)tests/run.sh build/tsan/bin build/tsan/tests $(TSAN_TESTS:%=build/tsan/tests/%)
 
 COVERAGE_TESTS := $(patsubst tests/%.c,build/coverage/tests/%,$(wildcard $(addprefix tests/test_,gguf.c malformed.c spk.c spk_damage.c \
-                  outfile.c interrupted.c faults.c repair.c layout.c dequant.c blocks.c model.c utf8.c html.c cli.c pool.c unpack.c \
+                  outfile.c interrupted.c full_disk.c faults.c repair.c layout.c dequant.c blocks.c model.c utf8.c html.c cli.c pool.c unpack.c \
                   convert.c config.c plain.c name_index.c)) $(wildcard tests/fuzz_*.c)) $(addprefix tests/test_,info.sh pack.sh report.sh)
 coverage: $(TEST_MODEL) ## lines and branches of formats/ that the tests and the fuzzers' seeds reach (gcov)
 	$(Q)$(MAKE) --no-print-directory COVERAGE=1 CUDA=0 BUILD=build/coverage NO_WERROR=1 all $(filter build/%,$(COVERAGE_TESTS))

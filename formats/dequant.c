@@ -1,8 +1,8 @@
 /* formats/dequant.c - see dequant.h.
  *
- * One function a block, written from the format's formula.  Every product of a scale, a sub-scale and a code is exact
- * in F32 (at most 24 significant bits), so the only rounding is the one of adding or subtracting a minimum, and the
- * order of the factors does not matter.
+ * One function a block, written from the format's formula; those of the types that big matrices have are in
+ * dequant_lanes.c.  Every product of a scale, a sub-scale and a code is exact in F32 (at most 24 significant bits), so the
+ * only rounding is the one of adding or subtracting a minimum, and the order of the factors does not matter.
  * What a newcomer gets wrong: codes of neighbouring weights are never in neighbouring nibbles.  A byte of a 32-block
  * holds weights j and j+16; in super-blocks j and j+32 (4-bit), or j, j+32, j+64 and j+96 (2-bit planes).
  */
@@ -10,6 +10,8 @@
 
 #include <assert.h>
 #include <inttypes.h>
+
+#include "formats/dequant_internal.h"
 
 /* ---- Blocks of 32 ---- */
 
@@ -43,11 +45,6 @@ static void block_q5_0(const spk_block_q5_0 *restrict b, float *restrict out) {
 static void block_q5_1(const spk_block_q5_1 *restrict b, float *restrict out) {
     const float d = spk_f16_to_f32(b->d), m = spk_f16_to_f32(b->m);
     for (int w = 0; w < 32; w++) out[w] = d * (float)code_of_5(b->qs, b->qh, w) + m;
-}
-
-static void block_q8_0(const spk_block_q8_0 *restrict b, float *restrict out) {
-    const float d = spk_f16_to_f32(b->d);
-    for (int j = 0; j < 32; j++) out[j] = d * (float)b->qs[j];
 }
 
 /* The 16 levels that a code of IQ4_NL and IQ4_XS stands for: finer near zero. */
@@ -94,53 +91,6 @@ static void block_q3_k(const spk_block_q3_k *restrict b, float *restrict out) {
     }
 }
 
-/* Eight sub-blocks of 32 with a 6-bit scale and minimum each; a pair of them shares 32 bytes of qs. */
-static void block_q4_k(const spk_block_q4_k *restrict b, float *restrict out) {
-    const float d = spk_f16_to_f32(b->d), dmin = spk_f16_to_f32(b->dmin);
-    for (int j = 0; j < 8; j += 2) {
-        uint8_t scale_code[2], min_code[2];
-        spk_k4_scale_min(b->scales, j, &scale_code[0], &min_code[0]);
-        spk_k4_scale_min(b->scales, j + 1, &scale_code[1], &min_code[1]);
-        const float low_scale = d * (float)scale_code[0], low_min = dmin * (float)min_code[0];
-        const float high_scale = d * (float)scale_code[1], high_min = dmin * (float)min_code[1];
-        const uint8_t *qs = b->qs + 16 * j;
-        for (int l = 0; l < 32; l++) {
-            out[32 * j + l] = low_scale * (float)(qs[l] & 15) - low_min;
-            out[32 * j + 32 + l] = high_scale * (float)(qs[l] >> 4) - high_min;
-        }
-    }
-}
-
-/* As Q4_K; bit j of qh[l] is the fifth bit of weight l of sub-block j. */
-static void block_q5_k(const spk_block_q5_k *restrict b, float *restrict out) {
-    const float d = spk_f16_to_f32(b->d), dmin = spk_f16_to_f32(b->dmin);
-    for (int j = 0; j < 8; j++) {
-        uint8_t scale_code, min_code;
-        spk_k4_scale_min(b->scales, j, &scale_code, &min_code);
-        const float scale = d * (float)scale_code, min = dmin * (float)min_code;
-        const uint8_t *qs = b->qs + 32 * (j / 2);
-        const int shift = 4 * (j % 2);
-        for (int l = 0; l < 32; l++)
-            out[32 * j + l] = scale * (float)(((qs[l] >> shift) & 15) | ((b->qh[l] >> j) & 1) << 4) - min;
-    }
-}
-
-/* 16 sub-blocks of 16 with a signed scale.  Within a half of 128 weights, run r of 32 takes nibble r/2 of 32 bytes of
- * ql (the second 32 for odd r) and bit pair r of qh. */
-static void block_q6_k(const spk_block_q6_k *restrict b, float *restrict out) {
-    const float d = spk_f16_to_f32(b->d);
-    for (int s = 0; s < 16; s++) {
-        const int half = s / 8, run = s / 2 % 4;
-        const uint8_t *ql = b->ql + 64 * half + 32 * (run % 2) + 16 * (s % 2), *qh = b->qh + 32 * half + 16 * (s % 2);
-        const int low_shift = 4 * (run / 2), high_shift = 2 * run;
-        const float scale = d * (float)b->scales[s];
-        for (int l = 0; l < 16; l++) {
-            const int code = ((ql[l] >> low_shift) & 15) | ((qh[l] >> high_shift) & 3) << 4;
-            out[16 * s + l] = scale * (float)(code - 32);
-        }
-    }
-}
-
 /* Eight sub-blocks of 32 with a 6-bit scale, biased by 32: a nibble of scales_l and two bits of scales_h. */
 static void block_iq4_xs(const spk_block_iq4_xs *restrict b, float *restrict out) {
     const float d = spk_f16_to_f32(b->d);
@@ -151,8 +101,6 @@ static void block_iq4_xs(const spk_block_iq4_xs *restrict b, float *restrict out
 }
 
 /* ---- Rows of blocks.  Blocks may lie at odd addresses: each is copied to an aligned struct first. ---- */
-
-typedef void rows_fn(const uint8_t *restrict blocks, uint64_t block_count, float *restrict out);
 
 #define ROWS_OF(name, weights)                                                                               \
     static void rows_##name(const uint8_t *restrict blocks, uint64_t block_count, float *restrict out) {     \
@@ -166,72 +114,93 @@ ROWS_OF(q4_0, 32)
 ROWS_OF(q4_1, 32)
 ROWS_OF(q5_0, 32)
 ROWS_OF(q5_1, 32)
-ROWS_OF(q8_0, 32)
 ROWS_OF(iq4_nl, 32)
 ROWS_OF(q2_k, SPK_SUPERBLOCK)
 ROWS_OF(q3_k, SPK_SUPERBLOCK)
-ROWS_OF(q4_k, SPK_SUPERBLOCK)
-ROWS_OF(q5_k, SPK_SUPERBLOCK)
-ROWS_OF(q6_k, SPK_SUPERBLOCK)
 ROWS_OF(iq4_xs, SPK_SUPERBLOCK)
 
 static void rows_f32(const uint8_t *restrict blocks, uint64_t block_count, float *restrict out) {
     memcpy(out, blocks, block_count * sizeof *out);
 }
 
-static void rows_f16(const uint8_t *restrict blocks, uint64_t block_count, float *restrict out) {
-    for (uint64_t i = 0; i < block_count; i++) {
-        uint16_t h;
-        memcpy(&h, blocks + i * sizeof h, sizeof h);
-        out[i] = spk_f16_to_f32(h);
-    }
-}
+/* ---- The tables ---- */
 
-static void rows_bf16(const uint8_t *restrict blocks, uint64_t block_count, float *restrict out) {
-    for (uint64_t i = 0; i < block_count; i++) {
-        uint16_t h;
-        memcpy(&h, blocks + i * sizeof h, sizeof h);
-        out[i] = spk_bf16_to_f32(h);
-    }
-}
+static bool always_usable(void) { return true; }
 
-/* ---- The table ---- */
+#if defined(__x86_64__)
+static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+static bool has_avx512(void) {
+    return has_avx2() && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+}
+#endif
+
+#define BUILD(name, usable) \
+    { #name, usable, spk_dequant_f16_##name, spk_dequant_bf16_##name, spk_dequant_q8_0_##name, spk_dequant_q4_k_##name, \
+      spk_dequant_q5_k_##name, spk_dequant_q6_k_##name }
+const spk_dequant_build spk_dequant_builds[] = {
+    BUILD(plain, always_usable),
+#if defined(__x86_64__)
+    BUILD(avx2, has_avx2),
+    BUILD(avx512, has_avx512),
+#endif
+};
+const size_t spk_dequant_build_count = sizeof spk_dequant_builds / sizeof *spk_dequant_builds;
 
 #define F16_EXPONENT  0x7c00u     /* all ones: infinity or NaN */
 #define BF16_EXPONENT 0x7f80u
 
 /* `scales` are the byte offsets of the block's 16-bit floats, the first one twice where there is only one.  For an F32
- * weight it is the upper half, which has the whole exponent. */
+ * weight it is the upper half, which has the whole exponent.  No `rows`: a build has them. */
 static const struct {
-    rows_fn *rows;
-    uint16_t exponent_mask;
-    uint8_t  scales[2];
+    spk_dequant_rows *rows;
+    uint16_t          exponent_mask;
+    uint8_t           scales[2];
 } formats[SPK_TYPE_LIMIT] = {
-#define ONE_SCALE(name, field) { rows_##name, F16_EXPONENT, \
+#define ONE_SCALE(name, field, rows) { rows, F16_EXPONENT, \
     { offsetof(spk_block_##name, field), offsetof(spk_block_##name, field) } }
-#define TWO_SCALES(name, field, other) { rows_##name, F16_EXPONENT, \
+#define TWO_SCALES(name, field, other, rows) { rows, F16_EXPONENT, \
     { offsetof(spk_block_##name, field), offsetof(spk_block_##name, other) } }
     [SPK_TYPE_F32] = { rows_f32, BF16_EXPONENT, { 2, 2 } },
-    [SPK_TYPE_F16] = { rows_f16, F16_EXPONENT, { 0, 0 } },
-    [SPK_TYPE_BF16] = { rows_bf16, BF16_EXPONENT, { 0, 0 } },
-    [SPK_TYPE_Q4_0] = ONE_SCALE(q4_0, d),
-    [SPK_TYPE_Q4_1] = TWO_SCALES(q4_1, d, m),
-    [SPK_TYPE_Q5_0] = ONE_SCALE(q5_0, d),
-    [SPK_TYPE_Q5_1] = TWO_SCALES(q5_1, d, m),
-    [SPK_TYPE_Q8_0] = ONE_SCALE(q8_0, d),
-    [SPK_TYPE_Q2_K] = TWO_SCALES(q2_k, d, dmin),
-    [SPK_TYPE_Q3_K] = ONE_SCALE(q3_k, d),
-    [SPK_TYPE_Q4_K] = TWO_SCALES(q4_k, d, dmin),
-    [SPK_TYPE_Q5_K] = TWO_SCALES(q5_k, d, dmin),
-    [SPK_TYPE_Q6_K] = ONE_SCALE(q6_k, d),
-    [SPK_TYPE_IQ4_NL] = ONE_SCALE(iq4_nl, d),
-    [SPK_TYPE_IQ4_XS] = ONE_SCALE(iq4_xs, d),
+    [SPK_TYPE_F16] = { NULL, F16_EXPONENT, { 0, 0 } },
+    [SPK_TYPE_BF16] = { NULL, BF16_EXPONENT, { 0, 0 } },
+    [SPK_TYPE_Q4_0] = ONE_SCALE(q4_0, d, rows_q4_0),
+    [SPK_TYPE_Q4_1] = TWO_SCALES(q4_1, d, m, rows_q4_1),
+    [SPK_TYPE_Q5_0] = ONE_SCALE(q5_0, d, rows_q5_0),
+    [SPK_TYPE_Q5_1] = TWO_SCALES(q5_1, d, m, rows_q5_1),
+    [SPK_TYPE_Q8_0] = ONE_SCALE(q8_0, d, NULL),
+    [SPK_TYPE_Q2_K] = TWO_SCALES(q2_k, d, dmin, rows_q2_k),
+    [SPK_TYPE_Q3_K] = ONE_SCALE(q3_k, d, rows_q3_k),
+    [SPK_TYPE_Q4_K] = TWO_SCALES(q4_k, d, dmin, NULL),
+    [SPK_TYPE_Q5_K] = TWO_SCALES(q5_k, d, dmin, NULL),
+    [SPK_TYPE_Q6_K] = ONE_SCALE(q6_k, d, NULL),
+    [SPK_TYPE_IQ4_NL] = ONE_SCALE(iq4_nl, d, rows_iq4_nl),
+    [SPK_TYPE_IQ4_XS] = ONE_SCALE(iq4_xs, d, rows_iq4_xs),
 };
 
-void spk_dequantize(uint32_t type, const void *blocks, uint64_t count, float *out) {
+static spk_dequant_rows *rows_of(const spk_dequant_build *build, uint32_t type) {
+    switch (type) {
+    case SPK_TYPE_F16:  return build->f16;
+    case SPK_TYPE_BF16: return build->bf16;
+    case SPK_TYPE_Q8_0: return build->q8_0;
+    case SPK_TYPE_Q4_K: return build->q4_k;
+    case SPK_TYPE_Q5_K: return build->q5_k;
+    case SPK_TYPE_Q6_K: return build->q6_k;
+    default:            return formats[type].rows;
+    }
+}
+
+void spk_dequantize_with(const spk_dequant_build *build, uint32_t type, const void *blocks, uint64_t count, float *out) {
     const spk_type_info *info = spk_type_find(type);
     assert(info != NULL && count % info->block_weights == 0);
-    formats[type].rows(blocks, count / info->block_weights, out);
+    rows_of(build, type)(blocks, count / info->block_weights, out);
+}
+
+/* The last build that this CPU can run. */
+void spk_dequantize(uint32_t type, const void *blocks, uint64_t count, float *out) {
+    const spk_dequant_build *build = &spk_dequant_builds[0];
+    for (size_t i = 1; i < spk_dequant_build_count; i++)
+        if (spk_dequant_builds[i].usable()) build = &spk_dequant_builds[i];
+    spk_dequantize_with(build, type, blocks, count, out);
 }
 
 spk_status spk_type_bytes(uint32_t type, uint64_t count, uint64_t *out_bytes, spk_error *err) {

@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
+#if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
+#include <xxh_x86dispatch.h>             /* the same functions, in the widest vectors that the CPU has */
+#endif
 
 struct spk_digester {
     XXH3_state_t *state;
@@ -37,10 +40,12 @@ spk_status spk_digester_create(spk_digester **out, spk_error *err) {
         free(digester);
         return spk_fail(err, SPK_E_MEMORY, "out of memory for a digest");
     }
-    (void)XXH3_128bits_reset(digester->state);
+    spk_digester_reset(digester);
     *out = digester;
     return SPK_OK;
 }
+
+void spk_digester_reset(spk_digester *digester) { (void)XXH3_128bits_reset(digester->state); }
 
 void spk_digester_add(spk_digester *digester, const void *bytes, uint64_t size_bytes) {
     (void)XXH3_128bits_update(digester->state, bytes, (size_t)size_bytes);

@@ -9,10 +9,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 #include "formats/gguf_internal.h"
 
-enum { SUFFIX_BYTES = sizeof "-00001-of-00003.gguf" - 1 };
+enum { SUFFIX_BYTES = sizeof "-00001-of-00003.gguf" - 1, VIEW_PAGE_BYTES = 4096 /* where pages are larger, nothing is viewed */ };
 
 struct spk_gguf {
     uint32_t         part_count;
@@ -262,4 +263,25 @@ spk_status spk_gguf_read(const spk_gguf *gguf, uint32_t part_index, uint64_t off
         size_bytes -= (uint64_t)got;
     }
     return SPK_OK;
+}
+
+/* The pages of a range of a part's mapping; false where the system cannot do it, or the file has no such pages any more. */
+static bool advise(const spk_gguf *gguf, uint32_t part_index, uint64_t offset_bytes, uint64_t size_bytes, int advice) {
+    const uint64_t in_page = offset_bytes % VIEW_PAGE_BYTES;
+    const uint8_t *begin = gguf->parts[part_index].bytes + (offset_bytes - in_page);
+    return madvise((void *)(uintptr_t)begin, size_bytes + in_page, advice) == 0;
+}
+
+spk_status spk_gguf_view(const spk_gguf *gguf, uint32_t part_index, uint64_t offset_bytes, uint64_t size_bytes,
+                         void *buffer, const uint8_t **out, spk_error *err) {
+#ifdef MADV_POPULATE_READ
+    *out = gguf->parts[part_index].bytes + offset_bytes;
+    if (advise(gguf, part_index, offset_bytes, size_bytes, MADV_POPULATE_READ)) return SPK_OK;
+#endif
+    *out = buffer;
+    return spk_gguf_read(gguf, part_index, offset_bytes, size_bytes, buffer, err);
+}
+
+void spk_gguf_forget(const spk_gguf *gguf, uint32_t part_index, uint64_t offset_bytes, uint64_t size_bytes) {
+    (void)advise(gguf, part_index, offset_bytes, size_bytes, MADV_DONTNEED);
 }

@@ -59,10 +59,17 @@ spk_gguf_stamp spk_gguf_part_stamp(const spk_gguf *gguf, uint32_t part_index);  
 /* SPK_E_IO, naming the part, if one has another size or time of change than when it was opened. */
 SPK_MUST_CHECK spk_status spk_gguf_check_unchanged(const spk_gguf *gguf, spk_error *err);
 
-/* Copy bytes [offset, offset + size) of a part into `out` with pread: the converter's way to read, since it
- * holds no mapped pages and a file that shrank is an error here, not a signal.  Thread-safe. */
+/* Copy bytes [offset, offset + size) of a part into `out` with pread: a file that shrank is an error here, not a signal.
+ * Thread-safe. */
 SPK_MUST_CHECK spk_status spk_gguf_read(const spk_gguf *gguf, uint32_t part_index, uint64_t offset_bytes,
                                         uint64_t size_bytes, void *out, spk_error *err);
+/* The same bytes where they lie in the mapping, without a copy: the converter's way to read.  They are brought in first, so a file
+ * that has shrunk is an error here, too; one that shrinks while *out is used is a signal.  Where the system cannot do that, they
+ * are copied to buffer[size_bytes].  Valid while gguf and buffer are.  Thread-safe. */
+SPK_MUST_CHECK spk_status spk_gguf_view(const spk_gguf *gguf, uint32_t part_index, uint64_t offset_bytes,
+                                        uint64_t size_bytes, void *buffer, const uint8_t **out, spk_error *err);
+/* The mapping no longer holds these pages, until somebody asks for them again.  Any thread, at any time. */
+void spk_gguf_forget(const spk_gguf *gguf, uint32_t part_index, uint64_t offset_bytes, uint64_t size_bytes);
 
 /* ---- Writer.  Writes a temporary file, then fsync and rename (formats/outfile.h); nothing is left on failure. ---- */
 

@@ -173,7 +173,8 @@ SPK_MUST_CHECK spk_status spk_model_runs(const spk_tensor *tensors, uint64_t ten
                                          const uint64_t section_bytes[SPK_PLACE_COUNT],
                                          spk_run **out_runs, uint64_t *out_run_count, spk_error *err);
 /* Put GGML rows (of the tensor's type, packed, row_begin..row_end) of one piece into a run's buffer of size_bytes.
- * The caller zeroes the buffer before the first piece. */
+ * Before the first piece, spk_run_begin zeroes what none of them writes. */
+void spk_run_begin(const spk_run *run, const spk_tensor *tensors, uint8_t *run_buffer);
 void spk_run_put(const spk_run *run, uint32_t piece_index, const spk_tensor *tensors, const uint8_t *rows,
                  uint8_t *run_buffer);
 

@@ -37,6 +37,7 @@ struct spk_outfile {
     bool        replace, has_old;
     bool        is_new;             /* the temporary file was not there before */
     bool        keeps;              /* what an earlier run left in the temporary file */
+    bool        stays;              /* abort leaves the temporary file */
     _Atomic bool is_touched;        /* something was to be written */
     uint64_t    expected_bytes;     /* 0: not known */
     _Atomic uint64_t end_bytes;     /* of the farthest write */
@@ -275,6 +276,7 @@ static spk_status open_directory(spk_outfile *file, spk_error *err) {
 /* What --resume may go on from stays until it is written to; what the name leads to instead of our file is not ours. */
 static void remove_temp(const spk_outfile *file) {
     struct stat info;
+    if (file->stays) return;
     if ((!file->keeps || file->is_new || file->is_touched) && leads_to(file->temp_path, file->fd, &info)) (void)unlink(file->temp_path);
 }
 
@@ -387,9 +389,14 @@ static spk_status sync_file(const spk_outfile *file, spk_error *err) {
 
 /* Synced first: what is cut off is what a run that dies in the long sync would go on from. */
 spk_status spk_outfile_cut(spk_outfile *file, uint64_t size_bytes, spk_error *err) {
+    if (atomic_load(&file->end_bytes) > size_bytes) atomic_store(&file->end_bytes, size_bytes);
     SPK_TRY(sync_file(file, err));
     if (ftruncate(file->fd, (off_t)size_bytes) == 0) return SPK_OK;
     return spk_fail(err, SPK_E_IO, "%s: cannot cut it to %" PRIu64 " bytes: %s", file->path, size_bytes, strerror(errno));
+}
+
+void spk_outfile_release(spk_outfile *file, uint64_t offset_bytes, uint64_t size_bytes) {
+    if (size_bytes > 0) (void)fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset_bytes, (off_t)size_bytes);
 }
 
 static spk_status sync_directory(const spk_outfile *file, spk_error *err) {
@@ -437,6 +444,11 @@ void spk_outfile_abort(spk_outfile *file) {
     leave_signal_slot(file);
     if (file->fd >= 0) remove_temp(file);
     free_outfile(file);
+}
+
+const char *spk_outfile_keep(spk_outfile *file) {
+    file->stays = true;
+    return file->temp_path;
 }
 
 bool spk_same_file(const char *a, const char *b) {

@@ -3,7 +3,7 @@
  * Writes go to a temporary file, .spk-<16 hexadecimal digits of PATH's name>, in the same directory; commit does fsync,
  * rename and fsync of the directory.  The temporary file is locked (flock), so a second writer of PATH is refused; one that
  * a killed run left is removed, or gone on with.  Whatever fails before the rename leaves PATH as it was and removes the
- * temporary file, unless that was left and nothing has been written to it since.  A file that is replaced hands its
+ * temporary file, unless that was left and nothing has been written to it since, or spk_outfile_keep was called.  A file that is replaced hands its
  * permissions on, and its owner where the system lets us; hard links to it keep the old content.
  */
 #ifndef SPK_OUTFILE_H
@@ -36,12 +36,16 @@ SPK_MUST_CHECK spk_status spk_outfile_read(spk_outfile *file, uint64_t offset_by
                                            spk_error *err);
 /* Whether bytes far past the end cost only themselves: FAT and NTFS write zeros up to there. */
 bool spk_outfile_has_holes(const spk_outfile *file);
-/* Syncs the file, then cuts it to that size. */
+/* Syncs the file, then cuts it to that size: what was written behind that is not needed, in a message about space either. */
 SPK_MUST_CHECK spk_status spk_outfile_cut(spk_outfile *file, uint64_t size_bytes, spk_error *err);
+/* Gives the blocks of a range back, which reads as zeros then, where the file system can: best effort. */
+void spk_outfile_release(spk_outfile *file, uint64_t offset_bytes, uint64_t size_bytes);
 /* Frees *file in every case.  SPK_E_IO, with nothing of others touched, if somebody has removed or replaced the temporary file.
  * Where only the directory cannot be synced, the complete file is there and the message says so. */
 SPK_MUST_CHECK spk_status spk_outfile_commit(spk_outfile *file, spk_error *err);
 void spk_outfile_abort(spk_outfile *file);               /* NULL is fine */
+/* Abort leaves the temporary file, for a spk_outfile_reopen; a signal still removes it.  Returns its path, which is the file's. */
+const char *spk_outfile_keep(spk_outfile *file);
 
 /* For main(): signals that come from outside and end a process by default (SIGINT, SIGTERM, SIGPIPE, SIGALRM, ...)
  * remove the temporary files of open outfiles (the first eight) and then end the process as they would have; one that

@@ -357,6 +357,17 @@ spk_status spk_model_runs(const spk_tensor *tensors, uint64_t tensor_count, cons
     return SPK_OK;
 }
 
+/* Pieces do not overlap, and most runs are nothing but their pieces. */
+void spk_run_begin(const spk_run *run, const spk_tensor *tensors, uint8_t *run_buffer) {
+    uint64_t piece_bytes = 0;
+    for (uint32_t p = 0; p < run->piece_count; p++) {
+        const spk_piece *piece = &run->pieces[p];
+        const spk_tensor *t = &tensors[piece->tensor_index];
+        piece_bytes += unit_bytes_of(t) * spk_layout_unit_count(t->layout, t->type, piece->row_end - piece->row_begin, t->dims[0]);
+    }
+    if (piece_bytes != run->size_bytes) memset(run_buffer, 0, run->size_bytes);
+}
+
 void spk_run_put(const spk_run *run, uint32_t piece_index, const spk_tensor *tensors, const uint8_t *rows,
                  uint8_t *run_buffer) {
     const spk_piece *piece = &run->pieces[piece_index];

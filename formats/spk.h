@@ -75,7 +75,7 @@ SPK_MUST_CHECK spk_status spk_pack_verify(const spk_pack *pack, uint32_t thread_
 SPK_MUST_CHECK spk_status spk_pack_verify_chunk(const spk_pack *pack, uint32_t place, uint64_t chunk_index,
                                                 const void *bytes, spk_error *err);
 
-/* ---- Writer: sizes first, then the data sections in order as one stream, then the metadata. ---- */
+/* ---- Writer: sizes first, then the data sections, then the metadata. ---- */
 
 typedef struct spk_pack_writer spk_pack_writer;
 
@@ -90,15 +90,22 @@ typedef struct {
     uint64_t                tensor_count;
     uint64_t                section_bytes[SPK_PLACE_COUNT];   /* from spk_model_place; index place - 1 */
     const spk_digest       *job;         /* names all that the data depend on; NULL: a killed run cannot be gone on with */
-    bool                    resume;      /* go on from what a killed run of the same job left; job is not NULL */
+    bool                    resume;      /* go on from what a killed run of the same job left, and leave what was done where this
+                                          * run fails with SPK_E_SPACE (the message says so); job is not NULL */
 } spk_pack_writer_options;
 
 SPK_MUST_CHECK spk_status spk_pack_writer_begin(const spk_pack_writer_options *options, spk_pack_writer **out,
                                                 spk_error *err);
-/* Append data: all bytes of section STATIC, then EXPERTS, EMBEDDING, EXTRA, in pieces of any size.
- * Hashes chunks as they pass.  One caller at a time. */
+/* Append data to a section (spk_place), in pieces of any size; hashes chunks as they pass.  One caller at a time.  Large pieces
+ * whose address is their offset in the section, modulo SPK_BLOCK_ALIGN, are written from where they are; others are gathered. */
+SPK_MUST_CHECK spk_status spk_pack_writer_append_to(spk_pack_writer *writer, uint32_t place, const void *bytes,
+                                                    uint64_t size_bytes, spk_error *err);
+/* The same to the first section that is not full, then to those after it: all bytes of STATIC, EXPERTS, EMBEDDING, EXTRA. */
 SPK_MUST_CHECK spk_status spk_pack_writer_append(spk_pack_writer *writer, const void *bytes, uint64_t size_bytes,
                                                  spk_error *err);
+/* Whether sections may take turns.  Else what is appended to one while those in front of it are not full makes the file system
+ * write what is missing twice. */
+bool spk_pack_writer_takes_turns(const spk_pack_writer *writer);
 /* ---- Going on where a run was killed ----
  *
  * A caller that appends in stretches, always the same for a job, may leave a note after each.  In a run that resumes it asks,
@@ -106,9 +113,10 @@ SPK_MUST_CHECK spk_status spk_pack_writer_append(spk_pack_writer *writer, const 
 enum { SPK_NOTE_BYTES_MAX = 208 };
 /* After an append. */
 void spk_pack_writer_note(spk_pack_writer *writer, const void *note, uint32_t note_bytes);
-/* The next stretch, which has size_bytes, out of the unfinished file: appends it and gives its note, as it was left.  *done
- * is false where it is not there, or not whole (chunks are compared with their digests); then none after it is, either. */
-SPK_MUST_CHECK spk_status spk_pack_writer_replay(spk_pack_writer *writer, uint64_t size_bytes, void *note,
+/* The next stretch, which has size_bytes of that section, out of the unfinished file: appends it and gives its note, as it was
+ * left.  *done is false where it is not there, or not whole (chunks are compared with their digests); then none after it is,
+ * either. */
+SPK_MUST_CHECK spk_status spk_pack_writer_replay(spk_pack_writer *writer, uint32_t place, uint64_t size_bytes, void *note,
                                                  uint32_t note_bytes, bool *done, spk_error *err);
 /* Bytes of data that the unfinished file holds whole; 0 unless resuming. */
 uint64_t spk_pack_writer_kept_bytes(const spk_pack_writer *writer);
@@ -116,6 +124,6 @@ uint64_t spk_pack_writer_kept_bytes(const spk_pack_writer *writer);
  * rules over the directory before it is published.  Frees the writer in every case. */
 SPK_MUST_CHECK spk_status spk_pack_writer_commit(spk_pack_writer *writer, const spk_tensor *tensors,
                                                  const spk_provenance *provenance, spk_error *err);
-void spk_pack_writer_abort(spk_pack_writer *writer);     /* removes the temporary file; NULL is fine */
+void spk_pack_writer_abort(spk_pack_writer *writer);     /* removes the temporary file, but for `resume`; NULL is fine */
 
 #endif

@@ -34,6 +34,10 @@ typedef struct {
 
 /* Appends a record; its check is filled in here. */
 void spk_journal_put(spk_journal *journal, spk_journal_record record);
+/* Copies of all records, for the caller to free, so that their blocks can be given back; NULL where they cannot be read. */
+spk_journal_record *spk_journal_take(const spk_journal *journal, spk_outfile *file);
+/* Writes such copies to where they were. */
+SPK_MUST_CHECK spk_status spk_journal_put_back(const spk_journal *journal, spk_outfile *file, const spk_journal_record *records);
 /* Record `index` as an earlier run left it; false if there is none, or it is torn. */
 bool spk_journal_get(const spk_journal *journal, uint64_t index, spk_journal_record *out);
 

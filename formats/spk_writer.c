@@ -1,5 +1,6 @@
 /* formats/spk_writer.c - writes a pack in one pass: CONFIG, META, the data as it comes, the directory, the header last.
  *
+ * Sections may be filled in turns, each from its beginning to its end.
  * Until the header is written and the file renamed there is no pack, so a run that dies leaves nothing that could be
  * taken for one.  Equal arguments give equal bytes: nothing here depends on time, names of machines or threads, and
  * every byte that carries nothing is zero.
@@ -21,6 +22,21 @@ enum { META_ZSTD_LEVEL = 3 };
 /* What PROVENANCE takes at least: its texts come at the end, so asking whether the disk has room cannot count more. */
 enum { PROVENANCE_BYTES_MIN = SPK_BLOCK_ALIGN };
 
+/* From here on, what lies right need not be gathered: the outfile goes past the page cache. */
+enum { STRAIGHT_BYTES_MIN = 1 << 20 };
+
+/* A data section that is being filled. */
+typedef struct {
+    uint64_t      offset_bytes, size_bytes;  /* in the file */
+    uint64_t      done_bytes;                /* whole chunks */
+    uint64_t      fill_bytes;                /* of the chunk after them: they have been hashed */
+    uint64_t      gathered_bytes;            /* the end of fill_bytes: not written yet, in `chunk` */
+    uint64_t      kept_bytes;                /* whole chunks that an earlier run left, compared with their digests */
+    uint64_t      chunk_first;               /* in the digests */
+    uint8_t      *chunk;
+    spk_digester *digester;                  /* of the chunk; NULL where the section is empty */
+} data_section;
+
 struct spk_pack_writer {
     spk_outfile    *file;
     char           *path;
@@ -28,23 +44,28 @@ struct spk_pack_writer {
     uint64_t        tensor_count;
     uint64_t        section_bytes[SPK_PLACE_COUNT];
     uint32_t        expert_count;
-    uint64_t        offset_bytes;        /* where the next section, or chunk of data, goes */
-    uint32_t        place_index;         /* data section that is being filled */
-    uint64_t        place_done_bytes;    /* whole chunks of it */
-    uint8_t        *chunk;               /* gathers pieces that are smaller than a chunk */
-    uint64_t        chunk_fill_bytes;
+    uint64_t        offset_bytes;        /* where the next section goes */
+    data_section    data[SPK_PLACE_COUNT];
     spk_digest     *digests;
-    uint64_t        digest_count, digest_done_count;
+    uint64_t        digest_count;
     uint64_t        data_offset_bytes;   /* where the data begin in the file */
     spk_journal     journal;
-    uint64_t        kept_bytes;          /* of data: whole chunks that an earlier run left, compared with their digests */
     uint64_t        replay_index;        /* of the next record of that run; 0: nothing (more) of it is taken over */
+    bool            resumes;             /* a full disk leaves what is done, too */
+    spk_journal     dropped;             /* the journal as it was when its blocks were given back ... */
+    uint64_t        dropped_done_bytes[SPK_PLACE_COUNT];     /* ... what it speaks of, of each data section ... */
+    uint64_t        dropped_end_bytes;   /* ... the end of the sections then ... */
+    spk_journal_record *dropped_records; /* ... and a copy; NULL: none */
 };
 
 static void free_writer(spk_pack_writer *writer) {
     spk_outfile_abort(writer->file);
+    for (uint32_t p = 0; p < SPK_PLACE_COUNT; p++) {
+        free(writer->data[p].chunk);
+        spk_digester_destroy(writer->data[p].digester);
+    }
     free(writer->path);
-    free(writer->chunk);
+    free(writer->dropped_records);
     free(writer->digests);
     free(writer);
 }
@@ -60,15 +81,60 @@ static void add_entry(spk_pack_writer *writer, spk_disk_section entry) {
     writer->offset_bytes += round_up(entry.stored_bytes);
 }
 
-/* Where the disk is full, the journal's blocks are given back, and it is tried again without one.  What the pack has lies in front of
- * here by then, but for the header. */
+static bool has_journal(const spk_pack_writer *writer) { return writer->journal.base_bytes != 0; }
+
+/* Gives the journal's blocks back, behind end_bytes. */
+static spk_status drop_journal(spk_pack_writer *writer, uint64_t end_bytes) {
+    free(writer->dropped_records);
+    writer->dropped = writer->journal;
+    writer->dropped_end_bytes = writer->offset_bytes;
+    for (uint32_t p = 0; p < SPK_PLACE_COUNT; p++) writer->dropped_done_bytes[p] = writer->data[p].done_bytes;
+    writer->dropped_records = spk_journal_take(&writer->journal, writer->file);
+    writer->journal = (spk_journal){ .file = NULL };
+    return spk_outfile_cut(writer->file, end_bytes, NULL);
+}
+
+static bool put_journal_back(spk_pack_writer *writer) {
+    if (writer->dropped_records == NULL || spk_journal_put_back(&writer->dropped, writer->file, writer->dropped_records) != SPK_OK)
+        return false;
+    writer->journal = writer->dropped;
+    return true;
+}
+
+/* The same, but what it does not speak of makes room for it: chunks since then, the one that is not whole, other sections. */
+static bool put_journal_in_place(spk_pack_writer *writer) {
+    for (uint32_t p = 0; p < SPK_PLACE_COUNT; p++) {
+        const data_section *s = &writer->data[p];
+        uint64_t done_bytes = writer->dropped_done_bytes[p];
+        spk_outfile_release(writer->file, s->offset_bytes + done_bytes, s->size_bytes - done_bytes);
+    }
+    return spk_outfile_cut(writer->file, writer->dropped_end_bytes, NULL) == SPK_OK && put_journal_back(writer);
+}
+
+/* A full disk ends a run that was to be resumed: what it has done stays, for when there is room. */
+static spk_status keep_for_resume(spk_pack_writer *writer, spk_status status, spk_error *err) {
+    uint64_t done_bytes = 0;
+    for (uint32_t p = 0; p < SPK_PLACE_COUNT; p++) done_bytes += writer->data[p].done_bytes;
+    if (status != SPK_E_SPACE || !writer->resumes || done_bytes == 0) return status;
+    if (!has_journal(writer) && !put_journal_in_place(writer)) return status;
+    const char *kept_path = spk_outfile_keep(writer->file);
+    if (err == NULL) return status;
+    spk_error full = *err;
+    return spk_fail(err, status, "%s; %s keeps what was done for --resume", full.text, kept_path);
+}
+
+/* Where the disk is full, the journal's blocks are given back, and it is tried again without one; it comes back if there is room then.
+ * What the pack has lies in front of here by then, but for the header. */
 static spk_status write_bytes(spk_pack_writer *writer, uint64_t offset_bytes, const void *bytes, uint64_t size_bytes, spk_error *err) {
     spk_status status = spk_outfile_write(writer->file, offset_bytes, bytes, size_bytes, err);
-    if (status != SPK_E_SPACE || writer->journal.base_bytes == 0) return status;
-    writer->journal = (spk_journal){ .file = NULL };
-    uint64_t end_bytes = offset_bytes > writer->offset_bytes ? offset_bytes : writer->offset_bytes;
-    if (spk_outfile_cut(writer->file, end_bytes, NULL) != SPK_OK) return status;
-    return spk_outfile_write(writer->file, offset_bytes, bytes, size_bytes, err);
+    if (status != SPK_E_SPACE) return status;
+    if (has_journal(writer)) {
+        if (drop_journal(writer, offset_bytes > writer->offset_bytes ? offset_bytes : writer->offset_bytes) != SPK_OK) return status;
+        status = spk_outfile_write(writer->file, offset_bytes, bytes, size_bytes, err);
+        uint64_t end_bytes = offset_bytes + size_bytes > writer->offset_bytes ? offset_bytes + size_bytes : writer->offset_bytes;
+        if (status == SPK_OK && !put_journal_back(writer)) status = spk_outfile_cut(writer->file, end_bytes, err);
+    }
+    return keep_for_resume(writer, status, err);
 }
 
 /* A metadata section: its bytes, its padding, its table entry. */
@@ -122,14 +188,14 @@ static spk_status compress_meta(const spk_pack_writer_options *o, void **out, si
 
 /* The data sections lie one after another; their digests come with the data. */
 static void add_data_entries(spk_pack_writer *writer) {
-    uint64_t data_offset = writer->data_offset_bytes = writer->offset_bytes;
+    writer->data_offset_bytes = writer->offset_bytes;
     for (uint32_t p = 0; p < SPK_PLACE_COUNT; p++) {
         uint64_t bytes = writer->section_bytes[p];
+        writer->data[p].offset_bytes = writer->offset_bytes;
         if (bytes != 0)
             add_entry(writer, (spk_disk_section){ .id = p + 1, .stored_bytes = bytes, .raw_bytes = bytes,
                                                   .item_count = spk_chunk_count(bytes) });
     }
-    writer->offset_bytes = data_offset;
 }
 
 /* ---- Begin ---- */
@@ -143,21 +209,29 @@ static uint64_t least_bytes_of(const spk_pack_writer *writer, size_t meta_bytes)
     return total;
 }
 
-/* Chunks are read again and compared, in order, up to the first that is not there or not whole. */
-static uint64_t count_kept_bytes(spk_pack_writer *writer) {
+/* The section that the data end in, after so many bytes; NULL if none. */
+static data_section *section_of_end(spk_pack_writer *writer, uint64_t end_bytes) {
+    for (uint32_t p = 0; p < SPK_PLACE_COUNT; p++) {
+        if (end_bytes <= writer->section_bytes[p]) return &writer->data[p];
+        end_bytes -= writer->section_bytes[p];
+    }
+    return NULL;
+}
+
+/* Chunks are read again and compared, in the order of their records, up to the first that is not there or not whole. */
+static void find_kept_chunks(spk_pack_writer *writer) {
     spk_journal_record record;
-    uint64_t kept_bytes = 0;
     for (uint64_t i = 1; spk_journal_get(&writer->journal, i, &record); i++) {
         if (record.kind != SPK_JOURNAL_CHUNK) continue;
-        uint64_t size = record.end_bytes - kept_bytes;
-        if (record.end_bytes < kept_bytes || size > SPK_CHUNK_BYTES ||
-            spk_outfile_read(writer->file, writer->data_offset_bytes + kept_bytes, writer->chunk, size, NULL) != SPK_OK)
-            break;
-        spk_digest digest = spk_digest_of(writer->chunk, size);
-        if (memcmp(&digest, &record.digest, sizeof digest) != 0) break;
-        kept_bytes = record.end_bytes;
+        data_section *s = section_of_end(writer, record.end_bytes);
+        if (s == NULL) return;
+        uint64_t at = s->offset_bytes + s->kept_bytes, end = writer->data_offset_bytes + record.end_bytes;
+        if (end <= at || end - at > SPK_CHUNK_BYTES || spk_outfile_read(writer->file, at, s->chunk, end - at, NULL) != SPK_OK)
+            return;
+        spk_digest digest = spk_digest_of(s->chunk, end - at);
+        if (memcmp(&digest, &record.digest, sizeof digest) != 0) return;
+        s->kept_bytes += end - at;
     }
-    return kept_bytes;
 }
 
 /* Past the end of all that the pack can take; a multiple of the record's size. */
@@ -166,7 +240,7 @@ static void begin_journal(spk_pack_writer *writer, const spk_pack_writer_options
     writer->journal = (spk_journal){ .file = writer->file, .base_bytes = round_up(base_bytes), .job = *o->job };
     if (o->resume && spk_journal_get(&writer->journal, 0, &left) && left.kind == SPK_JOURNAL_JOB &&
         memcmp(&left.digest, &job.digest, sizeof job.digest) == 0) {
-        writer->kept_bytes = count_kept_bytes(writer);
+        find_kept_chunks(writer);
         writer->replay_index = 1;
     }
     spk_journal_put(&writer->journal, job);
@@ -187,6 +261,21 @@ static spk_status begin_file(spk_pack_writer *writer, const spk_pack_writer_opti
     return SPK_OK;
 }
 
+static spk_status begin_sections(spk_pack_writer *writer, spk_error *err) {
+    uint64_t chunk_first = 0;
+    for (uint32_t p = 0; p < SPK_PLACE_COUNT; p++) {
+        data_section *s = &writer->data[p];
+        s->size_bytes = writer->section_bytes[p];
+        s->chunk_first = chunk_first;
+        chunk_first += spk_chunk_count(s->size_bytes);
+        if (s->size_bytes == 0) continue;
+        SPK_TRY(spk_digester_create(&s->digester, err));
+        s->chunk = aligned_alloc(SPK_BLOCK_ALIGN, SPK_CHUNK_BYTES);     /* so that outfile can go past the page cache */
+        if (s->chunk == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory for a chunk", writer->path);
+    }
+    return SPK_OK;
+}
+
 spk_status spk_pack_writer_begin(const spk_pack_writer_options *options, spk_pack_writer **out, spk_error *err) {
     spk_pack_writer *writer = calloc(1, sizeof *writer);
     if (writer == NULL) {
@@ -202,18 +291,19 @@ spk_status spk_pack_writer_begin(const spk_pack_writer_options *options, spk_pac
     writer->tensor_count = options->tensor_count;
     writer->expert_count = options->config->expert_count;
     writer->offset_bytes = SPK_HEADER_BYTES;
+    writer->resumes = options->resume;
     writer->header.version_major = SPK_VERSION_MAJOR;
     writer->header.version_minor = SPK_VERSION_MINOR;
     memcpy(writer->header.magic, SPK_MAGIC, SPK_MAGIC_BYTES);
     writer->path = strdup(options->path);
-    writer->chunk = aligned_alloc(SPK_BLOCK_ALIGN, SPK_CHUNK_BYTES);   /* so that outfile can go past the page cache */
     writer->digests = malloc((writer->digest_count + 1) * sizeof *writer->digests);
     void *meta = NULL;
     size_t meta_bytes = 0;
     spk_status status = SPK_OK;
-    if (writer->path == NULL || writer->chunk == NULL || writer->digests == NULL)
+    if (writer->path == NULL || writer->digests == NULL)
         status = spk_fail(err, SPK_E_MEMORY, "%s: out of memory for %" PRIu64 " digests", options->path,
                           writer->digest_count);
+    if (status == SPK_OK) status = begin_sections(writer, err);
     if (status == SPK_OK)
         status = spk_rules_config(options->config, options->section_bytes[SPK_PLACE_EXPERTS - 1] != 0, options->path,
                                   err);
@@ -229,60 +319,91 @@ spk_status spk_pack_writer_begin(const spk_pack_writer_options *options, spk_pac
 
 /* ---- Data ---- */
 
-static spk_status put_chunk(spk_pack_writer *writer, const void *bytes, uint64_t size_bytes, spk_error *err) {
-    spk_digest digest = spk_digest_of(bytes, size_bytes);
-    uint64_t end_bytes = writer->offset_bytes + size_bytes - writer->data_offset_bytes;
-    if (end_bytes > writer->kept_bytes)
-        SPK_TRY(write_bytes(writer, writer->offset_bytes, bytes, size_bytes, err));
+static uint64_t filled_bytes(const data_section *s) { return s->done_bytes + s->fill_bytes; }
+
+/* Bytes of a section from `begin` on, unless an earlier run has left them. */
+static spk_status write_data(spk_pack_writer *writer, const data_section *s, uint64_t begin, const void *bytes,
+                             uint64_t size_bytes, spk_error *err) {
+    if (begin + size_bytes <= s->kept_bytes) return SPK_OK;
+    return write_bytes(writer, s->offset_bytes + begin, bytes, size_bytes, err);
+}
+
+/* The chunk that is being filled is whole. */
+static spk_status end_chunk(spk_pack_writer *writer, data_section *s, spk_error *err) {
+    SPK_TRY(write_data(writer, s, filled_bytes(s) - s->gathered_bytes, s->chunk, s->gathered_bytes, err));
+    spk_digest digest = spk_digester_result(s->digester);
+    spk_digester_reset(s->digester);
+    writer->digests[s->chunk_first + s->done_bytes / SPK_CHUNK_BYTES] = digest;
+    s->done_bytes = filled_bytes(s);
+    s->fill_bytes = s->gathered_bytes = 0;
+    uint64_t end_bytes = s->offset_bytes + s->done_bytes - writer->data_offset_bytes;
     spk_journal_put(&writer->journal, (spk_journal_record){ .kind = SPK_JOURNAL_CHUNK, .end_bytes = end_bytes,
                                                             .digest = digest });
-    writer->digests[writer->digest_done_count++] = digest;
-    writer->offset_bytes += size_bytes;
-    writer->place_done_bytes += size_bytes;
-    writer->chunk_fill_bytes = 0;
     return SPK_OK;
 }
 
-/* Bytes of the chunk that is being filled; 0 when all sections are full. */
-static uint64_t current_chunk_bytes(spk_pack_writer *writer) {
-    while (writer->place_index < SPK_PLACE_COUNT &&
-           writer->place_done_bytes == writer->section_bytes[writer->place_index]) {
-        writer->place_index++;
-        writer->place_done_bytes = 0;
+static spk_status fail_too_much(const spk_pack_writer *writer, uint64_t size_bytes, spk_error *err) {
+    return spk_fail(err, SPK_E_MISMATCH, "%s: %" PRIu64 " bytes of data more than the sections take", writer->path, size_bytes);
+}
+
+/* Writes what comes from where it is, but for a block that was begun, which is completed, and one that is begun, which is gathered. */
+static spk_status write_straight(spk_pack_writer *writer, data_section *s, const uint8_t *bytes, uint64_t size_bytes, uint64_t *rest_bytes,
+                                 spk_error *err) {
+    uint64_t begin = filled_bytes(s), head_bytes = (SPK_BLOCK_ALIGN - begin % SPK_BLOCK_ALIGN) % SPK_BLOCK_ALIGN;
+    memcpy(s->chunk + s->gathered_bytes, bytes, head_bytes);
+    SPK_TRY(write_data(writer, s, begin - s->gathered_bytes, s->chunk, s->gathered_bytes + head_bytes, err));
+    *rest_bytes = (size_bytes - head_bytes) % SPK_BLOCK_ALIGN;
+    SPK_TRY(write_data(writer, s, begin + head_bytes, bytes + head_bytes, size_bytes - head_bytes - *rest_bytes, err));
+    memcpy(s->chunk, bytes + size_bytes - *rest_bytes, *rest_bytes);
+    s->gathered_bytes = 0;                   /* of the chunks before the last */
+    return SPK_OK;
+}
+
+spk_status spk_pack_writer_append_to(spk_pack_writer *writer, uint32_t place, const void *bytes, uint64_t size_bytes, spk_error *err) {
+    data_section *s = &writer->data[place - 1];
+    const uint8_t *next = bytes;
+    uint64_t room_bytes = s->size_bytes - filled_bytes(s), rest_bytes = 0;
+    if (size_bytes > room_bytes) return fail_too_much(writer, size_bytes - room_bytes, err);
+    bool is_straight = size_bytes >= STRAIGHT_BYTES_MIN && ((uintptr_t)next - filled_bytes(s)) % SPK_BLOCK_ALIGN == 0;
+    if (is_straight) SPK_TRY(write_straight(writer, s, next, size_bytes, &rest_bytes, err));
+    while (size_bytes > 0) {
+        uint64_t left = s->size_bytes - s->done_bytes, chunk_bytes = left < SPK_CHUNK_BYTES ? left : SPK_CHUNK_BYTES;
+        uint64_t take = chunk_bytes - s->fill_bytes < size_bytes ? chunk_bytes - s->fill_bytes : size_bytes;
+        spk_digester_add(s->digester, next, take);
+        if (!is_straight) {
+            memcpy(s->chunk + s->gathered_bytes, next, take);
+            s->gathered_bytes += take;
+        }
+        s->fill_bytes += take;
+        if (s->fill_bytes == chunk_bytes) SPK_TRY(end_chunk(writer, s, err));
+        next += take;
+        size_bytes -= take;
     }
-    if (writer->place_index == SPK_PLACE_COUNT) return 0;
-    uint64_t left = writer->section_bytes[writer->place_index] - writer->place_done_bytes;
-    return left < SPK_CHUNK_BYTES ? left : SPK_CHUNK_BYTES;
+    if (is_straight) s->gathered_bytes = rest_bytes;
+    return SPK_OK;
 }
 
 spk_status spk_pack_writer_append(spk_pack_writer *writer, const void *bytes, uint64_t size_bytes, spk_error *err) {
     const uint8_t *next = bytes;
-    while (size_bytes > 0) {
-        uint64_t chunk_bytes = current_chunk_bytes(writer);
-        if (chunk_bytes == 0)
-            return spk_fail(err, SPK_E_MISMATCH,
-                            "%s: %" PRIu64 " bytes of data more than the sections take", writer->path,
-                            size_bytes);
-        uint64_t take = chunk_bytes - writer->chunk_fill_bytes;
-        if (take > size_bytes) take = size_bytes;
-        if (take == chunk_bytes && (uintptr_t)next % SPK_BLOCK_ALIGN == 0) {
-            SPK_TRY(put_chunk(writer, next, chunk_bytes, err));      /* straight from the caller */
-        } else {
-            memcpy(writer->chunk + writer->chunk_fill_bytes, next, take);
-            writer->chunk_fill_bytes += take;
-            if (writer->chunk_fill_bytes == chunk_bytes) SPK_TRY(put_chunk(writer, writer->chunk, chunk_bytes, err));
-        }
+    for (uint32_t p = 0; p < SPK_PLACE_COUNT && size_bytes > 0; p++) {
+        uint64_t room_bytes = writer->data[p].size_bytes - filled_bytes(&writer->data[p]);
+        uint64_t take = room_bytes < size_bytes ? room_bytes : size_bytes;
+        SPK_TRY(spk_pack_writer_append_to(writer, p + 1, next, take, err));
         next += take;
         size_bytes -= take;
     }
-    return SPK_OK;
+    return size_bytes == 0 ? SPK_OK : fail_too_much(writer, size_bytes, err);
 }
+
+bool spk_pack_writer_takes_turns(const spk_pack_writer *writer) { return spk_outfile_has_holes(writer->file); }
 
 /* ---- Going on where a run was killed ---- */
 
 /* Data appended so far. */
 static uint64_t appended_bytes(const spk_pack_writer *writer) {
-    return writer->offset_bytes - writer->data_offset_bytes + writer->chunk_fill_bytes;
+    uint64_t sum = 0;
+    for (uint32_t p = 0; p < SPK_PLACE_COUNT; p++) sum += filled_bytes(&writer->data[p]);
+    return sum;
 }
 
 void spk_pack_writer_note(spk_pack_writer *writer, const void *note, uint32_t note_bytes) {
@@ -293,23 +414,24 @@ void spk_pack_writer_note(spk_pack_writer *writer, const void *note, uint32_t no
 }
 
 /* A record is overwritten by its equal while it is replayed: a stretch brings the same chunks, then its note. */
-spk_status spk_pack_writer_replay(spk_pack_writer *writer, uint64_t size_bytes, void *note, uint32_t note_bytes,
+spk_status spk_pack_writer_replay(spk_pack_writer *writer, uint32_t place, uint64_t size_bytes, void *note, uint32_t note_bytes,
                                   bool *done, spk_error *err) {
-    uint64_t begin = appended_bytes(writer), end = begin + size_bytes;
+    const data_section *s = &writer->data[place - 1];
+    uint64_t begin = filled_bytes(s);
     spk_journal_record record = { .kind = 0 };
     *done = false;
     if (writer->replay_index == 0) return SPK_OK;
     while (spk_journal_get(&writer->journal, writer->replay_index, &record) && record.kind == SPK_JOURNAL_CHUNK)
         writer->replay_index++;
-    if (end > writer->kept_bytes || record.kind != SPK_JOURNAL_NOTE || record.end_bytes != end ||
-        record.note_bytes != note_bytes) {
+    if (begin + size_bytes > s->kept_bytes || record.kind != SPK_JOURNAL_NOTE || record.note_bytes != note_bytes ||
+        record.end_bytes != appended_bytes(writer) + size_bytes) {
         writer->replay_index = 0;
         return SPK_OK;
     }
     uint8_t *bytes = malloc(size_bytes + 1);
     if (bytes == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory for %" PRIu64 " bytes", writer->path, size_bytes);
-    spk_status status = spk_outfile_read(writer->file, writer->data_offset_bytes + begin, bytes, size_bytes, err);
-    if (status == SPK_OK) status = spk_pack_writer_append(writer, bytes, size_bytes, err);
+    spk_status status = spk_outfile_read(writer->file, s->offset_bytes + begin, bytes, size_bytes, err);
+    if (status == SPK_OK) status = spk_pack_writer_append_to(writer, place, bytes, size_bytes, err);
     free(bytes);
     if (status != SPK_OK) return status;
     memcpy(note, record.note, note_bytes);
@@ -319,7 +441,11 @@ spk_status spk_pack_writer_replay(spk_pack_writer *writer, uint64_t size_bytes, 
     return SPK_OK;
 }
 
-uint64_t spk_pack_writer_kept_bytes(const spk_pack_writer *writer) { return writer->kept_bytes; }
+uint64_t spk_pack_writer_kept_bytes(const spk_pack_writer *writer) {
+    uint64_t sum = 0;
+    for (uint32_t p = 0; p < SPK_PLACE_COUNT; p++) sum += writer->data[p].kept_bytes;
+    return sum;
+}
 
 /* ---- Commit ---- */
 
@@ -419,16 +545,16 @@ static spk_status put_header(spk_pack_writer *writer, spk_error *err) {
 
 static spk_status finish(spk_pack_writer *writer, const spk_tensor *tensors, const spk_provenance *provenance,
                          spk_error *err) {
-    if (current_chunk_bytes(writer) != 0)
-        return spk_fail(err, SPK_E_MISMATCH,
-                        "%s: section %s ended after %" PRIu64 " of %" PRIu64 " bytes", writer->path,
-                        spk_section_name(writer->place_index + 1), writer->place_done_bytes + writer->chunk_fill_bytes,
-                        writer->section_bytes[writer->place_index]);
+    for (uint32_t p = 0; p < SPK_PLACE_COUNT; p++)
+        if (filled_bytes(&writer->data[p]) != writer->section_bytes[p])
+            return spk_fail(err, SPK_E_MISMATCH, "%s: section %s ended after %" PRIu64 " of %" PRIu64 " bytes", writer->path,
+                            spk_section_name(p + 1), filled_bytes(&writer->data[p]), writer->section_bytes[p]);
     SPK_TRY(put_tensors(writer, tensors, err));
     SPK_TRY(put_provenance(writer, provenance, err));
     SPK_TRY(put_chunks(writer, err));
     SPK_TRY(put_header(writer, err));
-    SPK_TRY(spk_outfile_cut(writer->file, writer->header.file_bytes, err));      /* the journal, or what another job left there */
+    spk_status cut = spk_outfile_cut(writer->file, writer->header.file_bytes, err);  /* the journal, or what another job left there */
+    if (cut != SPK_OK) return keep_for_resume(writer, cut, err);
     spk_outfile *file = writer->file;
     writer->file = NULL;                 /* commit frees it in every case */
     return spk_outfile_commit(file, err);

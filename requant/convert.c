@@ -159,26 +159,51 @@ static row_range rows_of_piece(const spk_convert_job *job, const spk_piece *piec
                         .row_count = piece->row_end - piece->row_begin };
 }
 
-static spk_status read_rows(const row_range *range, uint8_t *out, spk_error *err) {
-    return spk_gguf_read(range->file, range->source->part_index,
+/* Where they lie, or in the buffer. */
+static spk_status view_rows(const row_range *range, uint8_t *buffer, const uint8_t **out, spk_error *err) {
+    return spk_gguf_view(range->file, range->source->part_index,
                          range->source->file_offset_bytes + range->row_begin * range->source_row_bytes,
-                         range->row_count * range->source_row_bytes, out, err);
+                         range->row_count * range->source_row_bytes, buffer, out, err);
 }
 
-static spk_status refuse_nonfinite(const row_range *range, const uint8_t *source, spk_error *err) {
+/* What is wrong with one of the file's blocks, counted from the first row of the range. */
+static spk_status refuse_block(const row_range *range, uint64_t block, spk_status status, const char *what, spk_error *err) {
     const spk_tensor *t = range->tensor;
-    const spk_type_info *type = spk_type_find(range->source->type);
-    uint64_t blocks_per_row = t->dims[0] / type->block_weights;
-    uint64_t bad = spk_find_nonfinite(type->type, source, range->row_count * blocks_per_row);
-    if (bad == UINT64_MAX) return SPK_OK;
-    uint64_t row = range->row_begin + bad / blocks_per_row;
+    uint64_t blocks_per_row = t->dims[0] / spk_type_find(range->source->type)->block_weights;
+    uint64_t row = range->row_begin + block / blocks_per_row;
     char expert[40] = "";
     if (spk_tensor_matrix_count(t) > 1)
         (void)snprintf(expert, sizeof expert, "expert %" PRIu64 ", ", row / t->dims[1]);
-    return spk_fail(err, SPK_E_NONFINITE,
-                    "%s: tensor '%s', %srow %" PRIu64 ", block %" PRIu64 ": NaN or infinite %s, cannot be requantized",
-                    spk_gguf_part_path(range->file, range->source->part_index), t->name, expert,
-                    row % t->dims[1], bad % blocks_per_row, type->is_quantized ? "scale" : "weight");
+    return spk_fail(err, status, "%s: tensor '%s', %srow %" PRIu64 ", block %" PRIu64 ": %s, cannot be requantized",
+                    spk_gguf_part_path(range->file, range->source->part_index), t->name, expert, row % t->dims[1],
+                    block % blocks_per_row, what);
+}
+
+/* Once they are used, so that the process does not come to hold the whole file. */
+static void forget_rows(const row_range *range) {
+    spk_gguf_forget(range->file, range->source->part_index,
+                    range->source->file_offset_bytes + range->row_begin * range->source_row_bytes,
+                    range->row_count * range->source_row_bytes);
+}
+
+static spk_status refuse_nonfinite(const row_range *range, const uint8_t *source, spk_error *err) {
+    const spk_type_info *type = spk_type_find(range->source->type);
+    uint64_t bad = spk_find_nonfinite(type->type, source, range->row_count * (range->tensor->dims[0] / type->block_weights));
+    if (bad == UINT64_MAX) return SPK_OK;
+    return refuse_block(range, bad, SPK_E_NONFINITE, type->is_quantized ? "NaN or infinite scale" : "NaN or infinite weight", err);
+}
+
+/* What a quantizer says of a weight that the type cannot hold, with its place in the file; else what it says. */
+static spk_status refuse_beyond(const row_range *range, const float *weights, spk_status status, spk_error *err) {
+    uint32_t type = range->tensor->type;
+    uint64_t bad = status == SPK_E_LIMIT ? spk_quant_find_beyond(type, weights, range->row_count * range->tensor->dims[0]) : UINT64_MAX;
+    if (bad == UINT64_MAX) return status;
+    float low, high;
+    char what[120];
+    spk_quant_range(type, &low, &high);
+    (void)snprintf(what, sizeof what, "weight %.9g is beyond what %s can hold (%.9g to %.9g)", (double)weights[bad], spk_type_name(type),
+                   (double)low, (double)high);
+    return refuse_block(range, bad / spk_type_find(range->source->type)->block_weights, SPK_E_LIMIT, what, err);
 }
 
 /* Rows that are summed at a time: the sums are in the pack, to the last bit. */
@@ -208,17 +233,18 @@ static spk_status requantize_stretch(const spk_convert_job *job, const row_range
     const spk_tensor *t = range->tensor;
     const spk_convert_options *options = job->options;
     uint64_t weight_count = range->row_count * t->dims[0];
-    SPK_TRY(read_rows(range, scratch->source, err));
-    SPK_TRY(refuse_nonfinite(range, scratch->source, err));
-    spk_dequantize(range->source->type, scratch->source, weight_count, scratch->weights);
+    const uint8_t *source;
+    SPK_TRY(view_rows(range, scratch->source, &source, err));
+    SPK_TRY(refuse_nonfinite(range, source, err));
+    spk_dequantize(range->source->type, source, weight_count, scratch->weights);
     spk_quant_job quant = { .type = t->type, .row_count = range->row_count, .col_count = t->dims[0],
                             .weights = scratch->weights, .importance = importance, .blocks = out,
                             .effort = options->effort };
     bool is_calibrated = spk_convert_is_calibrated(options, t);
-    if (is_calibrated)
-        SPK_TRY(spk_convert_quantize_calibrated(options, job->plan, t, range->row_begin / t->dims[1], &quant, err));
-    else
-        SPK_TRY(scratch->queue != NULL ? spk_quantize_queued(scratch->queue, &quant, err) : spk_quantize(&quant, err));
+    spk_status status = is_calibrated
+        ? spk_convert_quantize_calibrated(options, job->plan, t, range->row_begin / t->dims[1], &quant, err)
+        : scratch->queue != NULL ? spk_quantize_queued(scratch->queue, &quant, err) : spk_quantize(&quant, err);
+    SPK_TRY(refuse_beyond(range, scratch->weights, status, err));
     spk_dequantize(t->type, out, weight_count, scratch->decoded);
     add_errors(range, is_calibrated ? range->row_count : summed_rows_of(t), scratch, sums);
     return SPK_OK;
@@ -249,16 +275,18 @@ static spk_status requantize_rows(const spk_convert_job *job, const row_range *r
 spk_status spk_convert_fill(const spk_convert_job *job, const spk_run *run, spk_convert_scratch *scratch,
                             uint8_t *buffer, spk_quant_error errors[SPK_RUN_PIECE_MAX],
                             uint64_t passed_bytes[SPK_CONVERT_FILE_COUNT], spk_error *err) {
-    memset(buffer, 0, run->size_bytes);
+    spk_run_begin(run, job->plan->tensors, buffer);
     memset(errors, 0, SPK_RUN_PIECE_MAX * sizeof *errors);
     memset(passed_bytes, 0, SPK_CONVERT_FILE_COUNT * sizeof *passed_bytes);
     for (uint32_t p = 0; p < run->piece_count; p++) {
         row_range range = rows_of_piece(job, &run->pieces[p]);
+        const uint8_t *rows = scratch->rows;
         if (spk_tensor_is_requantized(range.tensor))
             SPK_TRY(requantize_rows(job, &range, scratch, &errors[p], err));
         else
-            SPK_TRY(read_rows(&range, scratch->rows, err));
-        spk_run_put(run, p, job->plan->tensors, scratch->rows, buffer);
+            SPK_TRY(view_rows(&range, scratch->rows, &rows, err));
+        spk_run_put(run, p, job->plan->tensors, rows, buffer);
+        forget_rows(&range);
         const spk_gguf_tensor *counterpart = job->plan->counterparts[run->pieces[p].tensor_index];
         uint64_t col_count = range.tensor->dims[0];
         passed_bytes[SPK_CONVERT_SOURCE] += range.row_count * row_bytes_of(range.tensor->source_type, col_count);

@@ -36,7 +36,8 @@ typedef struct {
     spk_quant_effort   effort;           /* for provenance too */
     uint32_t           thread_count;     /* 0: one for each CPU of this process; never changes the output */
     bool               on_gpu;           /* quantize on the GPU, which was found; never changes the output; no calibration then */
-    bool               resume;           /* go on with what a killed run of the same conversion left beside out_path */
+    bool               resume;           /* go on with what a killed run of the same conversion left beside out_path; where the
+                                          * disk is full leave what this one has done */
     spk_convert_progress_fn *progress;   /* may be NULL */
     void              *progress_context;
 } spk_convert_options;
@@ -78,7 +79,7 @@ SPK_MUST_CHECK spk_status spk_convert_choose_device(spk_convert_device device, c
 
 /* Do it.  On failure nothing is left at out_path (or what was there stays).  A source that changes meanwhile is
  * SPK_E_IO.  A block with a NaN or infinite scale that would be requantized is SPK_E_NONFINITE with tensor, expert, row and
- * block. */
+ * block, and one with a weight that its new type cannot hold (spk_quant_range) is SPK_E_LIMIT, likewise. */
 SPK_MUST_CHECK spk_status spk_convert_run(const spk_convert_options *options, spk_convert_plan *plan, spk_error *err);
 
 typedef enum {

@@ -1,7 +1,8 @@
 /* requant/pipeline.c - runs on worker threads, written in order; each file's digest on a thread of its own.
  *
- * Workers take run numbers in order and fill a ring of buffers; the caller's thread appends them to the pack in order.
- * So the file, the error sums and the error that is reported do not depend on the number of threads.
+ * Workers take runs in a fixed order and fill a ring of buffers; the caller's thread appends them to the pack in that order.
+ * So the file, the error sums and the error that is reported do not depend on the number of threads.  Sections take turns,
+ * each as far as the others: what is searched for keeps the processors busy while what is only copied keeps the disk busy.
  *
  * A digest needs every byte of a file in file order, which is not the order of runs.  Its thread reads a little ahead of
  * what the workers have passed, so that it also warms the page cache for them, and no further, so that it does not push
@@ -20,7 +21,7 @@
 #define DIGEST_AHEAD_BYTES (UINT64_C(256) << 20)
 
 typedef struct {
-    uint8_t        *buffer;
+    uint8_t        *buffer;            /* a run begins in its first block, where it begins in a block of the pack */
     spk_quant_error errors[SPK_RUN_PIECE_MAX];
     spk_status      status;
     spk_error       error;
@@ -46,7 +47,8 @@ struct pipeline {
     uint32_t               digest_count;
     pthread_mutex_t        lock;       /* guards everything below */
     pthread_cond_t         changed;
-    ring_slot             *slots;      /* run r uses slot r % slot_count */
+    const spk_run        **order;      /* [job->run_count] the runs as they are made and written */
+    ring_slot             *slots;      /* run r of the order uses slot r % slot_count */
     uint64_t               slot_count;
     uint64_t               taken_count, written_count;   /* runs */
     bool                   is_stopping;
@@ -58,6 +60,8 @@ typedef struct {
     spk_convert_scratch scratch;
 } worker;
 
+static uint8_t *run_bytes(const ring_slot *slot, const spk_run *run) { return slot->buffer + run->offset_bytes % SPK_BLOCK_ALIGN; }
+
 static void *work(void *context) {
     worker *self = context;
     pipeline *pipe = self->pipe;
@@ -68,11 +72,11 @@ static void *work(void *context) {
                pipe->taken_count - pipe->written_count >= pipe->slot_count)
             pthread_cond_wait(&pipe->changed, &pipe->lock);
         if (pipe->is_stopping || pipe->taken_count == job->run_count) break;
-        const spk_run *run = &job->runs[pipe->taken_count];
+        const spk_run *run = pipe->order[pipe->taken_count];
         ring_slot *slot = &pipe->slots[pipe->taken_count++ % pipe->slot_count];
         pthread_mutex_unlock(&pipe->lock);
         uint64_t passed_bytes[SPK_CONVERT_FILE_COUNT];
-        slot->status = spk_convert_fill(job, run, &self->scratch, slot->buffer, slot->errors, passed_bytes,
+        slot->status = spk_convert_fill(job, run, &self->scratch, run_bytes(slot, run), slot->errors, passed_bytes,
                                         &slot->error);
         pthread_mutex_lock(&pipe->lock);
         slot->is_filled = true;
@@ -102,8 +106,10 @@ static spk_status digest_parts(digest_task *task, spk_digester *digester, uint8_
         for (uint64_t at = 0; at < size;) {
             uint64_t count = size - at < DIGEST_CHUNK_BYTES ? size - at : DIGEST_CHUNK_BYTES;
             if (!wait_for_workers(task, hashed_bytes)) return SPK_OK;
-            SPK_TRY(spk_gguf_read(task->file, part, at, count, chunk, err));
-            spk_digester_add(digester, chunk, count);
+            const uint8_t *bytes;
+            SPK_TRY(spk_gguf_view(task->file, part, at, count, chunk, &bytes, err));
+            spk_digester_add(digester, bytes, count);
+            spk_gguf_forget(task->file, part, at, count);
             at += count;
             hashed_bytes += count;
         }
@@ -147,15 +153,36 @@ spk_status spk_convert_scratch_use_gpu(const spk_convert_job *job, spk_convert_s
     return SPK_OK;
 }
 
+/* Each section's runs in their order; the sections in turns, unless the writer wants them one after the other. */
+static void order_runs(pipeline *pipe, const spk_pack_writer *writer) {
+    const spk_convert_job *job = pipe->job;
+    const uint64_t *section_bytes = job->plan->section_bytes;
+    uint64_t next[SPK_PLACE_COUNT] = { 0 };
+    double done_bytes[SPK_PLACE_COUNT] = { 0 };
+    bool takes_turns = spk_pack_writer_takes_turns(writer);
+    for (uint64_t r = job->run_count; r-- > 0;) next[job->runs[r].section - 1] = r;
+    for (uint64_t r = 0; r < job->run_count; r++) {
+        uint32_t least = SPK_PLACE_COUNT;
+        for (uint32_t p = 0; p < SPK_PLACE_COUNT; p++) {
+            bool has_runs = next[p] < job->run_count && job->runs[next[p]].section == p + 1;
+            if (has_runs && (least == SPK_PLACE_COUNT ||
+                             (takes_turns && done_bytes[p] * (double)section_bytes[least] < done_bytes[least] * (double)section_bytes[p])))
+                least = p;
+        }
+        pipe->order[r] = &job->runs[next[least]++];
+        done_bytes[least] += (double)pipe->order[r]->size_bytes;
+    }
+}
+
 /* The runs that a killed run of this conversion had written, before the threads start. */
 static spk_status replay_runs(pipeline *pipe, spk_pack_writer *writer, spk_quant_error *errors, spk_error *err) {
     const spk_convert_job *job = pipe->job;
     SPK_STATIC_ASSERT(sizeof(spk_quant_error) * SPK_RUN_PIECE_MAX <= SPK_NOTE_BYTES_MAX, "the error sums are the note");
     while (job->options->resume && pipe->written_count < job->run_count) {
-        const spk_run *run = &job->runs[pipe->written_count];
+        const spk_run *run = pipe->order[pipe->written_count];
         spk_quant_error sums[SPK_RUN_PIECE_MAX];
         bool is_there;
-        SPK_TRY(spk_pack_writer_replay(writer, run->size_bytes, sums, sizeof sums, &is_there, err));
+        SPK_TRY(spk_pack_writer_replay(writer, run->section, run->size_bytes, sums, sizeof sums, &is_there, err));
         if (!is_there) break;
         for (uint32_t p = 0; p < run->piece_count; p++)
             spk_quant_error_merge(&errors[run->pieces[p].tensor_index], &sums[p]);
@@ -169,7 +196,7 @@ static spk_status write_runs(pipeline *pipe, spk_pack_writer *writer, spk_quant_
     const spk_convert_job *job = pipe->job;
     uint64_t done_bytes = 0, total_bytes = 0;
     for (uint64_t r = 0; r < job->run_count; r++) total_bytes += job->runs[r].size_bytes;
-    for (uint64_t r = 0; r < pipe->written_count; r++) done_bytes += job->runs[r].size_bytes;    /* replayed */
+    for (uint64_t r = 0; r < pipe->written_count; r++) done_bytes += pipe->order[r]->size_bytes;    /* replayed */
     for (uint64_t r = pipe->written_count; r < job->run_count; r++) {
         ring_slot *slot = &pipe->slots[r % pipe->slot_count];
         pthread_mutex_lock(&pipe->lock);
@@ -179,8 +206,8 @@ static spk_status write_runs(pipeline *pipe, spk_pack_writer *writer, spk_quant_
             if (err != NULL) *err = slot->error;
             return slot->status;
         }
-        const spk_run *run = &job->runs[r];
-        SPK_TRY(spk_pack_writer_append(writer, slot->buffer, run->size_bytes, err));
+        const spk_run *run = pipe->order[r];
+        SPK_TRY(spk_pack_writer_append_to(writer, run->section, run_bytes(slot, run), run->size_bytes, err));
         spk_pack_writer_note(writer, slot->errors, sizeof slot->errors);
         for (uint32_t p = 0; p < run->piece_count; p++)
             spk_quant_error_merge(&errors[run->pieces[p].tensor_index], &slot->errors[p]);
@@ -234,15 +261,17 @@ spk_status spk_convert_pipeline(const spk_convert_job *job, spk_pack_writer *wri
     if (worker_count > slot_count) worker_count = (uint32_t)slot_count;
 
     pipeline pipe = { .job = job, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER,
-                      .slots = calloc(slot_count, sizeof(ring_slot)), .slot_count = slot_count,
+                      .order = malloc((job->run_count + 1) * sizeof *pipe.order), .slots = calloc(slot_count, sizeof(ring_slot)), .slot_count = slot_count,
                       .digest_count = job->plan->fitted_count > 0 ? SPK_CONVERT_FILE_COUNT : 1 };
     pipe.digests[SPK_CONVERT_SOURCE].file = job->options->source;
     pipe.digests[SPK_CONVERT_WEIGHTS].file = job->options->weights;
     for (uint32_t d = 0; d < pipe.digest_count; d++) pipe.digests[d].pipe = &pipe;
     worker *workers = calloc(worker_count, sizeof *workers);
-    bool has_memory = pipe.slots != NULL && workers != NULL;
+    bool has_memory = pipe.order != NULL && pipe.slots != NULL && workers != NULL;
+    uint64_t buffer_bytes = (job->run_bytes_max / SPK_BLOCK_ALIGN + 2) * SPK_BLOCK_ALIGN;
     for (uint64_t s = 0; s < slot_count && has_memory; s++)
-        has_memory = (pipe.slots[s].buffer = malloc(job->run_bytes_max + 1)) != NULL;
+        has_memory = (pipe.slots[s].buffer = aligned_alloc(SPK_BLOCK_ALIGN, buffer_bytes)) != NULL;
+    if (has_memory) order_runs(&pipe, writer);
     for (uint32_t w = 0; w < worker_count && has_memory; w++) {
         workers[w].pipe = &pipe;
         has_memory = spk_convert_scratch_alloc(job, &workers[w].scratch);
@@ -257,6 +286,7 @@ spk_status spk_convert_pipeline(const spk_convert_job *job, spk_pack_writer *wri
     for (uint32_t d = 0; d < pipe.digest_count && status == SPK_OK; d++) digests[d] = pipe.digests[d].digest;
     for (uint64_t s = 0; s < slot_count && pipe.slots != NULL; s++) free(pipe.slots[s].buffer);
     for (uint32_t w = 0; w < worker_count && workers != NULL; w++) spk_convert_scratch_free(&workers[w].scratch);
+    free(pipe.order);
     free(pipe.slots);
     free(workers);
     pthread_cond_destroy(&pipe.changed);

@@ -25,8 +25,8 @@ static bool has_avx512(void) {
 
 #define BUILD(name, tile_count, usable) \
     { #name, tile_count, usable, spk_quant_affine_##name, spk_quant_q6_##name, spk_quant_q8_##name, spk_quant_error_add_##name, \
-      spk_quant_finite_##name, spk_quant_fill_##name, spk_quant_fill_importance_##name, spk_quant_affine_units_##name, \
-      spk_quant_symmetric_units_##name }
+      spk_quant_within_##name, spk_quant_fill_##name, spk_quant_nibbles_##name, spk_quant_fill_importance_##name, \
+      spk_quant_affine_units_##name, spk_quant_symmetric_units_##name }
 const spk_quant_build spk_quant_builds[] = {
     BUILD(plain, 1, always_usable),
 #if defined(__x86_64__)
@@ -85,7 +85,11 @@ typedef struct {
 static void make_q4_k(const spk_quant_build *build, const spk_quant_tile *const tiles[], spk_quant_effort effort, made_blocks out[]) {
     spk_quant_affine_fit fits[SPK_QUANT_TILES_MAX], *const to[] = { &fits[0], &fits[1] };
     build->affine(tiles, 15, effort, to);
-    for (uint32_t t = 0; t < build->tile_count; t++) spk_quant_pack_q4_k(&fits[t], 0, 1, (spk_block_q4_k *)(void *)out[t].bytes);
+    for (uint32_t t = 0; t < build->tile_count; t++) {
+        spk_block_q4_k *block = (spk_block_q4_k *)(void *)out[t].bytes;
+        spk_quant_pack_q4_k_head(&fits[t], 0, 1, block);
+        build->nibbles(fits[t].code, block->qs);
+    }
 }
 
 static void make_q5_k(const spk_quant_build *build, const spk_quant_tile *const tiles[], spk_quant_effort effort, made_blocks out[]) {
@@ -137,6 +141,18 @@ const spk_quant_shape *spk_quant_shape_of(uint32_t type) { return &target_find(t
 
 bool spk_quant_can_make(uint32_t type) { return target_find(type) != NULL; }
 
+void spk_quant_range(uint32_t type, float *low, float *high) {
+    *low = target_find(type)->shape.low;
+    *high = target_find(type)->shape.high;
+}
+
+uint64_t spk_quant_find_beyond(uint32_t type, const float *weights, uint64_t count) {
+    const spk_quant_shape *shape = spk_quant_shape_of(type);
+    for (uint64_t i = 0; i < count; i++)
+        if (!(weights[i] >= shape->low && weights[i] <= shape->high)) return i;
+    return UINT64_MAX;
+}
+
 /* ---- Rows to tiles ---- */
 
 static void fill_importance(const spk_quant_build *build, const float *importance, double scale, uint32_t count,
@@ -148,14 +164,18 @@ static void fill_importance(const spk_quant_build *build, const float *importanc
     tile->weighted = importance != NULL;
 }
 
-static spk_status check_finite(const spk_quant_job *job, spk_error *err) {
+static spk_status check_weights(const spk_quant_job *job, spk_error *err) {
+    float low, high;
+    spk_quant_range(job->type, &low, &high);
     for (uint64_t row = 0; row < job->row_count; row++) {
         const float *weights = job->weights + row * job->col_count;
-        if (best_build()->finite(weights, job->col_count)) continue;
-        for (uint64_t c = 0; c < job->col_count; c++)
-            if (!isfinite(weights[c]))
-                return spk_fail(err, SPK_E_NONFINITE, "row %" PRIu64 ", column %" PRIu64 ": weight is %s", row, c,
-                                isnan(weights[c]) ? "NaN" : "infinite");
+        if (best_build()->within(weights, job->col_count, low, high)) continue;
+        uint64_t c = spk_quant_find_beyond(job->type, weights, job->col_count);
+        if (!isfinite(weights[c]))
+            return spk_fail(err, SPK_E_NONFINITE, "row %" PRIu64 ", column %" PRIu64 ": weight is %s", row, c,
+                            isnan(weights[c]) ? "NaN" : "infinite");
+        return spk_fail(err, SPK_E_LIMIT, "row %" PRIu64 ", column %" PRIu64 ": weight %.9g is beyond what %s can hold (%.9g to %.9g)", row, c,
+                        (double)weights[c], spk_type_name(job->type), (double)low, (double)high);
     }
     return SPK_OK;
 }
@@ -177,13 +197,18 @@ static void make_zeros(const target_info *target, uint8_t *out, size_t size_byte
     if (target->type == SPK_TYPE_Q6_K) memcpy(out, &q6_zeros, sizeof q6_zeros);
 }
 
-spk_status spk_quant_check(const spk_quant_job *job, double *scale, spk_error *err) {
+static spk_status check_shape(const spk_quant_job *job, spk_error *err) {
     assert(target_find(job->type) != NULL && job->row_count >= 1);
     const spk_type_info *info = spk_type_find(job->type);
     if (job->col_count == 0 || job->col_count % info->block_weights != 0)
         return spk_fail(err, SPK_E_SHAPE, "%" PRIu64 " columns do not make blocks of %u, as %s needs", job->col_count,
                         (unsigned)info->block_weights, info->name);
-    SPK_TRY(check_finite(job, err));
+    return SPK_OK;
+}
+
+spk_status spk_quant_check(const spk_quant_job *job, double *scale, spk_error *err) {
+    SPK_TRY(check_shape(job, err));
+    SPK_TRY(check_weights(job, err));
     *scale = importance_scale(job);
     return SPK_OK;
 }
@@ -209,7 +234,7 @@ void spk_quant_make_exact(const spk_quant_job *job, uint64_t row, uint64_t col) 
     spk_quant_tile tile;
     made_blocks blocks;
     const spk_quant_build *build = best_build();
-    if (build->fill(job->weights + row * job->col_count + col, count, &target->shape, &tile) &&
+    if (build->fill(job->weights + row * job->col_count + col, count, &target->shape, &tile) == SPK_QUANT_FILLED &&
         target->make_exact(build, &tile, blocks.bytes))
         memcpy(blocks_at(job, row, col), blocks.bytes, bytes_of(job, count));
 }
@@ -233,8 +258,8 @@ static void search_waiting(const spk_quant_build *build, const target_info *targ
 
 spk_status spk_quantize_with(const spk_quant_build *build, const spk_quant_job *job, spk_error *err) {
     const target_info *target = target_find(job->type);
-    double scale;
-    SPK_TRY(spk_quant_check(job, &scale, err));
+    SPK_TRY(check_shape(job, err));
+    double scale = importance_scale(job);
     waiting_tiles waiting;
     made_blocks blocks;
     /* Columns outside, rows inside: a tile's importance is turned once for all rows. */
@@ -247,7 +272,9 @@ spk_status spk_quantize_with(const spk_quant_build *build, const spk_quant_job *
         for (uint64_t row = 0; row < job->row_count; row++) {
             spk_quant_tile *tile = &waiting.tiles[waiting.count];
             uint8_t *out = blocks_at(job, row, col);
-            if (!build->fill(job->weights + row * job->col_count + col, count, &target->shape, tile)) {
+            spk_quant_filled filled = build->fill(job->weights + row * job->col_count + col, count, &target->shape, tile);
+            if (filled == SPK_QUANT_BEYOND) return check_weights(job, err);          /* which is the first */
+            if (filled == SPK_QUANT_ALL_ZERO) {
                 make_zeros(target, out, waiting.size_bytes);
             } else if (target->make_exact(build, tile, blocks.bytes)) {
                 memcpy(out, blocks.bytes, waiting.size_bytes);

@@ -36,8 +36,14 @@ typedef struct {
     spk_quant_effort effort;
 } spk_quant_job;
 
-/* SPK_E_NONFINITE names row and column (relative to the job) of a NaN or infinity; SPK_E_SHAPE if col_count does not
- * fit.  A weight whose magnitude does not fit the type's F16 scale is clipped to the largest that does.
+/* The least and the largest weight that a block of the type can decode to, with the largest F16 factor, scale and code.  A type
+ * that spk_quantize can make. */
+void spk_quant_range(uint32_t type, float *low, float *high);
+/* Index of the first weight outside of that range, or NaN; UINT64_MAX if there is none. */
+uint64_t spk_quant_find_beyond(uint32_t type, const float *weights, uint64_t count);
+
+/* SPK_E_NONFINITE or SPK_E_LIMIT names row and column (relative to the job) of the first weight that is NaN or infinite, or outside
+ * of the type's range, and some blocks may be written; SPK_E_SHAPE if col_count does not fit.
  * An all-zero super-block gives all-zero bytes in d and codes that decode to exactly 0. */
 SPK_MUST_CHECK spk_status spk_quantize(const spk_quant_job *job, spk_error *err);
 

@@ -30,12 +30,17 @@ SPK_QUANT_INLINE void spk_quant_pack_nibbles(uint64_t codes, uint8_t *chunks, si
     for (size_t c = 0; c < 4; c++) chunks[32 * c + l] = (uint8_t)(pairs >> (16 * c));
 }
 
-SPK_QUANT_INLINE void spk_quant_pack_q4_k(const spk_quant_affine_fit *fit, size_t first, size_t step, spk_block_q4_k *out) {
+/* All but the codes. */
+SPK_QUANT_INLINE void spk_quant_pack_q4_k_head(const spk_quant_affine_fit *fit, size_t first, size_t step, spk_block_q4_k *out) {
     if (first == 0) {
         out->d = fit->d;
         out->dmin = fit->dmin;
     }
     spk_quant_pack_scales(fit->scale, fit->min, first, step, out->scales);
+}
+
+SPK_QUANT_INLINE void spk_quant_pack_q4_k(const spk_quant_affine_fit *fit, size_t first, size_t step, spk_block_q4_k *out) {
+    spk_quant_pack_q4_k_head(fit, first, step, out);
     for (size_t l = first; l < 32; l += step) spk_quant_pack_nibbles(spk_quant_eight_codes(fit->code[l]), out->qs, l);
 }
 

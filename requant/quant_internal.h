@@ -71,6 +71,9 @@ typedef struct {
     int8_t   code[SPK_QUANT_DEPTH][SPK_QUANT_LANES];
 } spk_quant_q8_fit;
 
+/* What filling a tile with weights has shown. */
+typedef enum { SPK_QUANT_FILLED, SPK_QUANT_ALL_ZERO, SPK_QUANT_BEYOND } spk_quant_filled;
+
 /* One build of the searches, each for tile_count tiles at once, of the same importance; the same tile twice is as good.
  * code_max: 15 for Q4_K, 31 for Q5_K. */
 typedef struct {
@@ -82,9 +85,11 @@ typedef struct {
     void      (*q6)(const spk_quant_tile *const tiles[], spk_quant_effort effort, spk_quant_q6_fit *const out[]);
     void      (*q8)(const spk_quant_tile *const tiles[], spk_quant_effort effort, spk_quant_q8_fit *const out[]);
     void      (*error_add)(spk_quant_error *sums, const float *x, const float *y, uint64_t count);
-    bool      (*finite)(const float *weights, uint64_t count);
-    /* Weights of a row to a tile, 0 past the last; false if all are 0. */
-    bool      (*fill)(const float *weights, uint32_t count, const spk_quant_shape *shape, spk_quant_tile *tile);
+    bool      (*within)(const float *weights, uint64_t count, float low, float high);   /* false of a NaN, too */
+    /* Weights of a row to a tile, 0 past the last. */
+    spk_quant_filled (*fill)(const float *weights, uint32_t count, const spk_quant_shape *shape, spk_quant_tile *tile);
+    /* The codes of Q4_K: out[32 c + l] has those of sub-blocks 2 c and, on top, 2 c + 1. */
+    void      (*nibbles)(const uint8_t code[SPK_QUANT_DEPTH][SPK_QUANT_LANES], uint8_t out[SPK_SUPERBLOCK / 2]);
     void      (*fill_importance)(const float importance[SPK_SUPERBLOCK], const spk_quant_shape *shape, spk_quant_tile *tile);
     /* False where the weights of some lane have no unit: then there is no exact fit. */
     bool      (*affine_units)(const spk_quant_tile *tile, int code_max, spk_quant_affine_units *out);
@@ -97,8 +102,10 @@ typedef struct {
     void spk_quant_q6_##build(const spk_quant_tile *const tiles[], spk_quant_effort effort, spk_quant_q6_fit *const out[]); \
     void spk_quant_q8_##build(const spk_quant_tile *const tiles[], spk_quant_effort effort, spk_quant_q8_fit *const out[]); \
     void spk_quant_error_add_##build(spk_quant_error *sums, const float *x, const float *y, uint64_t count);         \
-    bool spk_quant_finite_##build(const float *weights, uint64_t count);                                             \
-    bool spk_quant_fill_##build(const float *weights, uint32_t count, const spk_quant_shape *shape, spk_quant_tile *tile); \
+    bool spk_quant_within_##build(const float *weights, uint64_t count, float low, float high);                      \
+    spk_quant_filled spk_quant_fill_##build(const float *weights, uint32_t count, const spk_quant_shape *shape,      \
+                                            spk_quant_tile *tile);                                                   \
+    void spk_quant_nibbles_##build(const uint8_t code[SPK_QUANT_DEPTH][SPK_QUANT_LANES], uint8_t out[SPK_SUPERBLOCK / 2]); \
     void spk_quant_fill_importance_##build(const float importance[SPK_SUPERBLOCK], const spk_quant_shape *shape,     \
                                            spk_quant_tile *tile);                                                    \
     bool spk_quant_affine_units_##build(const spk_quant_tile *tile, int code_max, spk_quant_affine_units *out);      \
@@ -109,8 +116,9 @@ SPK_QUANT_DECLARE(avx512);
 
 const spk_quant_shape *spk_quant_shape_of(uint32_t type);     /* of a type that spk_quantize can make */
 
-/* A weight as a tile has it.  Below TINY, half of the smallest F16, no block holds a smaller weight, and 0 is nearer. */
-#define SPK_QUANT_TINY 0x1p-26f
+/* A weight as a tile has it.  Below TINY (TINY_BITS), half of the smallest F16, no block holds a smaller weight, and 0 is nearer. */
+#define SPK_QUANT_TINY      0x1p-26f
+#define SPK_QUANT_TINY_BITS 0x32800000
 SPK_QUANT_INLINE float spk_quant_clip(float x, float low, float high) {
     x = x < low ? low : x;
     x = x > high ? high : x;

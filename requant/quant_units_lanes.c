@@ -68,12 +68,16 @@ LANES_INLINE bool q6_units(const spk_quant_tile *const tiles[], int group, vec *
 typedef struct { vec low, range, unit, slack; } affine_lanes;
 
 LANES_INLINE bool affine_units(const spk_quant_tile *const tiles[], int code_max, affine_lanes *out) {
-    vec low = vec_weights(tiles, 0), high = low, minus_low;
-    for (int i = 1; i < SPK_QUANT_DEPTH; i++) {
-        vec x = vec_weights(tiles, i);
+    vec low = vec_weights(tiles, 0), high = low, low_odd = vec_weights(tiles, 1), high_odd = low_odd, minus_low;
+    for (int i = 2; i < SPK_QUANT_DEPTH; i += 2) {       /* two chains: neither waits for the other */
+        vec x = vec_weights(tiles, i), odd = vec_weights(tiles, i + 1);
         low = vec_min(x, low);
         high = vec_max(x, high);
+        low_odd = vec_min(odd, low_odd);
+        high_odd = vec_max(odd, high_odd);
     }
+    low = vec_min(low_odd, low);
+    high = vec_max(high_odd, high);
     minus_low = -low;
     vec range = high - low, peak = vec_max(magnitude_of(&minus_low), magnitude_of(&high));
     vec least = range / ((float)code_max + 0.5f), slack = peak * SPK_QUANT_UNIT_TOLERANCE, unit;

@@ -29,7 +29,8 @@ typedef struct {
     uint8_t            *chunk, *run_buffer;
     uint64_t            done_bytes, total_bytes;
     spk_repair_result   result;
-    spk_error           first_failure;   /* of a chunk that comes out otherwise */
+    spk_error           unfit;           /* what is wrong with options->weights, which are not used then */
+    spk_error           first_failure;   /* of a chunk that cannot be made, or comes out otherwise */
 } repair;
 
 static void advance(repair *r, uint64_t bytes) {
@@ -115,12 +116,30 @@ static spk_quant_effort effort_of(const spk_provenance *p) {
     return strstr(p->tool_version, ", effort best") != NULL ? SPK_EFFORT_BEST : SPK_EFFORT_NORMAL;
 }
 
+/* What stops a repair: it is no fault of the files that help. */
+static bool is_of_the_system(spk_status status) { return status == SPK_E_IO || status == SPK_E_MEMORY; }
+
+/* A file of better weights that is not the one: what was fitted from it cannot be made, all else can. */
+static spk_status use_weights(repair *r, spk_error *err) {
+    if (*spk_pack_provenance(r->pack)->weights_name == '\0' || r->options->weights == NULL) return SPK_OK;
+    r->convert.weights = r->options->weights;
+    spk_status status = spk_convert_check_weights(&r->convert, &r->plan, &r->unfit);
+    if (status == SPK_OK) return SPK_OK;
+    if (is_of_the_system(status)) return spk_fail(err, status, "%s", r->unfit.text);
+    r->convert.weights = NULL;
+    r->plan.fitted_count = 0;
+    memset(r->plan.counterparts, 0, r->plan.tensor_count * sizeof *r->plan.counterparts);
+    return SPK_OK;
+}
+
 static spk_status make_job(repair *r, spk_error *err) {
+    const spk_provenance *p = spk_pack_provenance(r->pack);
     spk_convert_plan *plan = &r->plan;
-    r->convert = (spk_convert_options){ .source = r->options->source, .weights = r->options->weights,
-                                        .imatrix = r->options->imatrix, .calibration = r->options->calibration,
-                                        .imatrix_name = "",
-                                        .effort = effort_of(spk_pack_provenance(r->pack)) };
+    r->convert = (spk_convert_options){ .source = r->options->source, .imatrix_name = "", .effort = effort_of(p) };
+    if (*p->imatrix_name != '\0') {
+        r->convert.imatrix = r->options->imatrix;
+        r->convert.calibration = r->options->calibration;
+    }
     plan->config = *spk_pack_config(r->pack);
     plan->tensor_count = spk_pack_tensor_count(r->pack);
     plan->tensors = calloc(plan->tensor_count + 1, sizeof *plan->tensors);
@@ -129,12 +148,18 @@ static spk_status make_job(repair *r, spk_error *err) {
     memcpy(plan->tensors, spk_pack_tensors(r->pack), plan->tensor_count * sizeof *plan->tensors);
     for (uint32_t place = 1; place <= SPK_PLACE_COUNT; place++)
         (void)spk_pack_section(r->pack, place, &plan->section_bytes[place - 1]);
-    if (r->options->weights != NULL) SPK_TRY(spk_convert_check_weights(&r->convert, plan, err));
+    SPK_TRY(use_weights(r, err));
     SPK_TRY(spk_convert_make_job(&r->convert, plan, &r->job, err));
     r->run_buffer = malloc(r->job.run_bytes_max + 1);
     if (r->run_buffer == NULL || !spk_convert_scratch_alloc(&r->job, &r->scratch))
         return spk_convert_out_of_memory(r->options->source, err);
     return SPK_OK;
+}
+
+static bool has_requantized(const repair *r, const spk_run *run) {
+    for (uint32_t p = 0; p < run->piece_count; p++)
+        if (spk_tensor_is_requantized(&r->plan.tensors[run->pieces[p].tensor_index])) return true;
+    return false;
 }
 
 /* Bytes [begin, begin + size) of a section, out of the runs that touch them. */
@@ -145,6 +170,7 @@ static spk_status make_bytes(repair *r, uint32_t place, uint64_t begin, uint64_t
         if (run->section != place || run->offset_bytes >= begin + size || run->offset_bytes + run->size_bytes <= begin) continue;
         spk_quant_error sums[SPK_RUN_PIECE_MAX];
         uint64_t passed[SPK_CONVERT_FILE_COUNT];
+        if (r->unfit.status != SPK_OK && has_requantized(r, run)) return spk_fail(err, r->unfit.status, "%s", r->unfit.text);
         SPK_TRY(spk_convert_fill(&r->job, run, &r->scratch, r->run_buffer, sums, passed, err));
         uint64_t from = run->offset_bytes > begin ? run->offset_bytes : begin, end = run->offset_bytes + run->size_bytes;
         if (end > begin + size) end = begin + size;
@@ -183,14 +209,18 @@ static spk_status repair_chunk(repair *r, uint32_t place, uint64_t index, uint64
     uint64_t begin = index * SPK_CHUNK_BYTES, at = spk_pack_section_file_offset(r->pack, place) + begin;
     spk_error unlike;
     if (r->job.runs == NULL) SPK_TRY(make_job(r, err));
-    SPK_TRY(make_bytes(r, place, begin, size, err));
-    if (spk_pack_verify_chunk(r->pack, place, index, r->chunk, &unlike) == SPK_OK) {
+    spk_status status = make_bytes(r, place, begin, size, &unlike);
+    if (is_of_the_system(status)) return spk_fail(err, status, "%s", unlike.text);
+    if (status != SPK_OK) {
+        if (r->first_failure.status == SPK_OK)
+            (void)spk_fail(&r->first_failure, SPK_E_MISMATCH, "%s: %" PRIu64 " bytes at file offset %" PRIu64 " cannot be made again, "
+                           "and stay damaged: %s", spk_pack_path(r->pack), size, at, unlike.text);
+    } else if (spk_pack_verify_chunk(r->pack, place, index, r->chunk, &unlike) == SPK_OK) {
         SPK_TRY(write_chunk(r, at, size, err));
         r->result.repaired_count++;
         r->result.repaired_bytes += size;
     } else if (r->first_failure.status == SPK_OK) {
-        bool needs_weights = *p->weights_name != '\0' && r->options->weights == NULL;
-        bool needs_imatrix = *p->imatrix_name != '\0' && r->options->imatrix == NULL && r->options->calibration == NULL;
+        bool needs_weights = *p->weights_name != '\0', needs_imatrix = *p->imatrix_name != '\0';
         (void)spk_fail(&r->first_failure, SPK_E_MISMATCH, "%s: %" PRIu64 " bytes at file offset %" PRIu64 " come out otherwise than "
                        "they were, and stay damaged: made by %s%s%s%s%s", spk_pack_path(r->pack), size, at, p->tool_version,
                        needs_weights ? ", fitted from " : "", needs_weights ? p->weights_name : "",

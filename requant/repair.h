@@ -13,9 +13,10 @@
 
 typedef struct {
     const spk_gguf    *source;           /* borrowed */
-    const spk_gguf    *weights;          /* borrowed, or NULL: what requantized weights were fitted from, if something was */
-    const spk_imatrix *imatrix;          /* borrowed, or NULL: what they were weighed with, if something was */
-    const spk_calibration *calibration;  /* borrowed, or NULL: likewise, instead of an imatrix */
+    /* Borrowed, or NULL; only looked at where provenance says that there was one, and for chunks with requantized weights. */
+    const spk_gguf    *weights;          /* what requantized weights were fitted from */
+    const spk_imatrix *imatrix;          /* what they were weighed with */
+    const spk_calibration *calibration;  /* likewise, instead of an imatrix */
     spk_convert_progress_fn *progress;   /* may be NULL; bytes read of the pack and the source */
     void              *progress_context;
 } spk_repair_options;
@@ -26,8 +27,9 @@ typedef struct {
 } spk_repair_result;
 
 /* SPK_E_MISMATCH where the source is not the one that the pack was made from (size and digest), where the pack's directory is not one
- * that spk-pack makes of it (types and places), or where a chunk comes out otherwise than it was: without the imatrix, calibration or file of better weights that was used, or with another version.  All
- * chunks are tried; *result is filled in then, too. */
+ * that spk-pack makes of it (types and places), or where a chunk comes out otherwise than it was, or cannot be made: without the imatrix,
+ * calibration or file of better weights that was used, with another one, or with another version.  All chunks are tried, since most need
+ * none of these; the message has the first that stays damaged and how many were repaired, and *result is filled in then, too. */
 SPK_MUST_CHECK spk_status spk_repair(const char *pack_path, const spk_repair_options *options, spk_repair_result *result,
                                      spk_error *err);
 

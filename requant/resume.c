@@ -31,6 +31,9 @@ static void add_file(spk_digester *digester, const spk_gguf *file) {
     }
 }
 
+/* Of the runs, and so of the records: another name where it changes. */
+static const char run_order[] = "sections in turns";
+
 spk_status spk_convert_job_digest(const spk_convert_job *job, spk_digest *out, spk_error *err) {
     const spk_convert_options *options = job->options;
     const spk_convert_plan *plan = job->plan;
@@ -38,6 +41,7 @@ spk_status spk_convert_job_digest(const spk_convert_job *job, spk_digest *out, s
     spk_digester *digester;
     SPK_TRY(spk_digester_create(&digester, err));
     spk_digester_add(digester, SPK_VERSION_TEXT, sizeof SPK_VERSION_TEXT);
+    spk_digester_add(digester, run_order, sizeof run_order);
     spk_digester_add(digester, &effort, sizeof effort);
     add_file(digester, options->source);
     if (plan->fitted_count > 0) add_file(digester, options->weights);

@@ -4,7 +4,6 @@
  *
  * --quick is for a GPU that is emulated.  --bench: weights per second, of the kernels alone, and with both transfers, from as
  * many threads as there are CPUs (8 at most).  Exits 77 where there is no GPU. */
-#include <float.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -74,9 +73,10 @@ static float tiny_weight(size_t r, size_t c, uint64_t *s) {
     (void)c;
     return ldexpf(bell(s), (int)(r % 16) * -9);                       /* to below the smallest float */
 }
+static float lowest, highest;                                         /* that the type can hold */
 static float huge_weight(size_t r, size_t c, uint64_t *s) {
-    float b = bell(s) * 1e6f;
-    return c % 50 == 0 ? (c % 100 == 0 ? FLT_MAX : -FLT_MAX) : r % 4 == 0 ? FLT_MAX : b * (float)(r * r);
+    float b = bell(s) * 1e6f * (float)(r * r), x = c % 50 == 0 ? (c % 100 == 0 ? highest : lowest) : r % 4 == 0 ? highest : b;
+    return fminf(fmaxf(x, lowest), highest);
 }
 
 /* Decoded from blocks with any scales and codes, of a type: the grids of `kind`. */
@@ -121,11 +121,13 @@ static void compare(spk_quant_job job, const char *what) {
     CHECK(bytes == sizeof found || found[bytes] == 0x5A, "%s, %s: a byte past the end", spk_type_name(job.type), what);
 }
 
+static void compare_type(uint32_t type, const char *what) {
+    for (size_t e = 0; e < EFFORT_COUNT; e++)
+        for (int is_weighted = 0; is_weighted < 2; is_weighted++)
+            compare(job_of(type, efforts[e], is_weighted, NULL), what);
+}
 static void compare_all(const char *what) {
-    for (size_t t = 0; t < TYPE_COUNT; t++)
-        for (size_t e = 0; e < EFFORT_COUNT; e++)
-            for (int is_weighted = 0; is_weighted < 2; is_weighted++)
-                compare(job_of(types[t], efforts[e], is_weighted, NULL), what);
+    for (size_t t = 0; t < TYPE_COUNT; t++) compare_type(types[t], what);
 }
 
 static void fill(float (*weight)(size_t, size_t, uint64_t *), uint64_t seed) {
@@ -145,7 +147,13 @@ static void heavy_tails(void)      { fill(student_weight, 3); compare_all("Stude
 static void outliers(void)         { fill(outlier_weight, 4); compare_all("outliers"); }
 static void odd_rows_and_zeros(void) { fill(odd_weight, 5); compare_all("odd rows"); }
 static void tiny_weights(void)     { fill(tiny_weight, 6); compare_all("tiny"); }
-static void huge_weights(void)     { fill(huge_weight, 7); compare_all("huge"); }
+static void huge_weights(void) {
+    for (size_t t = 0; t < TYPE_COUNT; t++) {
+        spk_quant_range(types[t], &lowest, &highest);
+        fill(huge_weight, 7);
+        compare_type(types[t], "huge");
+    }
+}
 
 static void exact_grids(void) {
     static const uint32_t grids[] = { SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, SPK_TYPE_Q6_K, SPK_TYPE_Q8_0 };
@@ -198,6 +206,9 @@ static void refuses_what_the_cpu_refuses(void) {
     spk_quant_job job = job_of(SPK_TYPE_Q5_K, SPK_EFFORT_NORMAL, false, found);
     CHECK(spk_quantize_queued(queue, &job, &err) == SPK_E_NONFINITE, "%s", err.text);
     CHECK(strstr(err.text, "row 1, column 300") != NULL, "%s", err.text);
+    weights[1 * COLS + 300] = 1e30f;
+    CHECK(spk_quantize_queued(queue, &job, &err) == SPK_E_LIMIT, "%s", err.text);
+    CHECK(strstr(err.text, "row 1, column 300: weight 1.00000002e+30 is beyond what Q5_K can hold") != NULL, "%s", err.text);
     job.col_count = 288;
     CHECK(spk_quantize_queued(queue, &job, &err) == SPK_E_SHAPE, "%s", err.text);
 }

@@ -273,6 +273,46 @@ static void a_nonfinite_source_is_refused_where_it_is_requantized(void) {
     gb_remove_dir(dir);
 }
 
+/* A weight that the new type cannot hold, and the largest that it can: for each type, of a source in F32, and the first of two. */
+static void a_weight_beyond_its_new_type_is_refused_by_its_place(void) {
+    static const struct { const char *type; float low, high; } targets[] = {
+        { "Q4_K", -65504.0f * 63, 65504.0f * 63 * 15 }, { "Q5_K", -65504.0f * 63, 65504.0f * 63 * 31 },
+        { "Q6_K", -65504.0f * 127 * 32, 65504.0f * 127 * 32 }, { "Q8_0", -65504.0f * 127, 65504.0f * 127 } };
+    static const char tensor[] = "blk.2.ffn_down_exps.weight";
+    gb_make_dir(dir);
+    char source[GB_PATH_MAX], packed[GB_PATH_MAX];
+    (void)gb_path(source, dir, "f32.gguf");
+    (void)gb_path(packed, dir, "a.spk");
+    write_edited(TINY36, source, &(edit){ .tensor_end = tensor_count_of(TINY36), .changed_name = "blk.2.ffn_down_exps",
+                                          .changed_type = SPK_TYPE_F32 });
+    gguf_build b = gb_read(source);
+    spk_gguf *file;
+    CHECK_OK(spk_gguf_open(source, &file, &err), err);
+    uint8_t *first = b.bytes + spk_gguf_tensor_find(file, tensor)->file_offset_bytes + ((3 * 256 + 17) * 256 + 100) * sizeof(float);
+    uint8_t *second = first + 4 * 256 * 256 * sizeof(float);
+    spk_gguf_close(file);
+    for (size_t t = 0; t < sizeof targets / sizeof *targets; t++)
+        for (int k = 0; k < 2; k++) {
+            char set[80], text[200];
+            float limit = k == 0 ? targets[t].high : targets[t].low, beyond = nextafterf(limit, 2 * limit);
+            (void)snprintf(set, sizeof set, "blk\\.2\\.ffn_down_exps\\.weight=%s", targets[t].type);
+            (void)snprintf(text, sizeof text, "f32.gguf: tensor '%s', expert 3, row 17, block 100: weight %.9g is beyond what %s can hold (",
+                           tensor, (double)beyond, targets[t].type);
+            memcpy(first, &limit, sizeof limit), memcpy(second, &limit, sizeof limit);
+            gb_save(&b, source);
+            CHECK_OK(pack(source, packed, &(pack_request){ .recipe = "native", .set = set, .replace = true }), err);
+            (void)remove(packed);
+            memcpy(first, &beyond, sizeof beyond), memcpy(second, &beyond, sizeof beyond);
+            gb_save(&b, source);
+            for (uint32_t threads = 1; threads <= 5; threads += 4) {
+                expect_no_pack(source, (pack_request){ .recipe = "native", .set = set, .thread_count = threads }, SPK_E_LIMIT, tensor);
+                CHECK(strstr(err.text, text) != NULL, "'%s' is not in: %s", text, err.text);
+            }
+        }
+    gb_free(&b);
+    gb_remove_dir(dir);
+}
+
 /* Sets the u32 of a key in a copy of the tiny model. */
 static void write_with_u32(const char *path, const char *key, uint32_t value) {
     gguf_build b = gb_read(TINY36);
@@ -391,6 +431,7 @@ int main(void) {
     RUN(a_split_source_makes_the_same_pack);
     RUN(odd_tokenizer_arrays_are_carried);
     RUN(a_nonfinite_source_is_refused_where_it_is_requantized);
+    RUN(a_weight_beyond_its_new_type_is_refused_by_its_place);
     RUN(a_zero_count_is_refused);
     RUN(the_source_and_existing_files_are_kept);
     RUN(importance_is_used_and_what_lacks_it_is_listed);

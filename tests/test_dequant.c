@@ -1,6 +1,9 @@
 /* tests/test_dequant.c - every weight type, against formulas written weight by weight from byte offsets, against hashes
- * of what GGML's own reference code makes of the same random blocks, and against a few blocks decoded by hand. */
+ * of what GGML's own reference code makes of the same random blocks, and against a few blocks decoded by hand; in every
+ * build that this CPU can run. */
 #include "formats/dequant.h"
+#include "formats/dequant_internal.h"
+#include "formats/dequant_internal.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -135,13 +138,13 @@ static float weight_1(uint32_t type, const uint8_t *b) {
 
 /* ---- Tests ---- */
 
-static void against_formulas(void) {
+static void build_against_formulas(const spk_dequant_build *build) {
     for (int i = 0; i < FORMAT_COUNT; i++) {
         const format *f = &formats[i];
         uint8_t blocks[BYTES_MAX];
         float got[VALUES_MAX];
         random_blocks(f, 1000 + f->type, GOLDEN_BLOCKS, blocks);
-        spk_dequantize(f->type, blocks, (uint64_t)(GOLDEN_BLOCKS * f->weights), got);
+        spk_dequantize_with(build, f->type, blocks, (uint64_t)(GOLDEN_BLOCKS * f->weights), got);
         int wrong_count = 0;
         for (int w = 0; w < GOLDEN_BLOCKS * f->weights; w++) {
             const uint8_t *block = blocks + w / f->weights * f->bytes;
@@ -150,11 +153,11 @@ static void against_formulas(void) {
                                                       : weight_256(f->type, block, w % 256);
             wrong_count += !(got[w] == expected);
         }
-        CHECK(wrong_count == 0, "%s: %d wrong weights", spk_type_name(f->type), wrong_count);
+        CHECK(wrong_count == 0, "%s, %s: %d wrong weights", build->name, spk_type_name(f->type), wrong_count);
     }
 }
 
-static void against_ggml(void) {
+static void build_against_ggml(const spk_dequant_build *build) {
     for (int i = 0; i < FORMAT_COUNT; i++) {
         const format *f = &formats[i];
         uint8_t blocks[BYTES_MAX + 1];
@@ -162,12 +165,41 @@ static void against_ggml(void) {
         const uint64_t count = (uint64_t)(GOLDEN_BLOCKS * f->weights);
         for (int shift = 0; shift < 2; shift++) {       /* at an even and at an odd address */
             random_blocks(f, f->type, GOLDEN_BLOCKS, blocks + shift);
-            spk_dequantize(f->type, blocks + shift, count, values);
+            spk_dequantize_with(build, f->type, blocks + shift, count, values);
             const uint64_t hash = XXH3_64bits(values, count * sizeof *values);
-            CHECK(hash == f->golden_xxh3, "%s: %016llx", spk_type_name(f->type), (unsigned long long)hash);
+            CHECK(hash == f->golden_xxh3, "%s, %s: %016llx", build->name, spk_type_name(f->type), (unsigned long long)hash);
         }
     }
 }
+
+/* All bit patterns, NaNs with their payloads included, and counts that fill no vector. */
+static void build_widens_every_half(const spk_dequant_build *build) {
+    static uint16_t halves[1 << 16];
+    static float got[1 << 16];
+    for (uint32_t h = 0; h < 1 << 16; h++) halves[h] = (uint16_t)h;
+    for (uint32_t begin = 0; begin < 40; begin++) {
+        const uint32_t count = begin == 0 ? 1 << 16 : begin;
+        uint32_t wrong_count = 0;
+        for (uint32_t t = 0; t < 2; t++) {
+            spk_dequantize_with(build, t ? SPK_TYPE_BF16 : SPK_TYPE_F16, halves + begin, count, got);
+            for (uint32_t i = 0; i < count; i++) {
+                const uint16_t h = halves[begin + i];
+                const float expected = t ? spk_bf16_to_f32(h) : spk_f16_to_f32(h);
+                wrong_count += memcmp(&got[i], &expected, sizeof expected) != 0;
+            }
+        }
+        CHECK(wrong_count == 0, "%s: %u wrong from %u", build->name, wrong_count, begin);
+    }
+}
+
+static void every_build(void (*test)(const spk_dequant_build *build)) {
+    for (size_t b = 0; b < spk_dequant_build_count; b++)
+        if (spk_dequant_builds[b].usable()) test(&spk_dequant_builds[b]);
+}
+
+static void against_formulas(void) { every_build(build_against_formulas); }
+static void against_ggml(void) { every_build(build_against_ggml); }
+static void every_half(void) { every_build(build_widens_every_half); }
 
 /* One code or scale bit set in an otherwise simple block, where a wrong reading of the format puts it elsewhere. */
 static void by_hand(void) {
@@ -262,6 +294,7 @@ static void type_bytes(void) {
 int main(void) {
     RUN(against_formulas);
     RUN(against_ggml);
+    RUN(every_half);
     RUN(by_hand);
     RUN(nonfinite_scales);
     RUN(type_bytes);

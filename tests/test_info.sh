@@ -70,6 +70,16 @@ flip "$dir/fit.spk" 3000000
 flip "$dir/fit.spk" 9000000
 info --repair $model --verify "$dir/fit.spk"
 check "a repair that cannot be is told in one line" '[ $rc -eq 1 ] && [ ! -s "$dir/out" ] && [ "$(wc -l <"$dir/err")" = 1 ] && says "fit.spk: .* stay damaged: .* with the imatrix or calibration tiny-qwen36.imatrix.gguf; [01] of 2 damaged chunks were repaired$"'
+info --repair $model --source-weights tests/models/tiny-qwen35-q4_k_m.gguf --imatrix tests/models/tiny-qwen36.imatrix.gguf --verify "$dir/fit.spk"
+check "and with it, a file that was not used besides, it is made whole" '[ $rc -eq 0 ] && says "^repaired   [12] damaged chunks" && says "^verified"'
+"$SPK_BIN/spk-pack" --quiet --force --recipe native --set 'blk\.5\.ffn_down_exps.*=Q4_K' --imatrix tests/models/tiny-qwen36.imatrix.gguf $model "$dir/fit.spk" >"$dir/out" 2>"$dir/err"
+"$SPK_BIN/spk-calibrate" --importance --text tests/text/held-out.txt --max-tokens 64 -o "$dir/other.gguf" tests/models/tiny-qwen3moe-q4_k_m.gguf >>"$dir/out" 2>>"$dir/err"
+check "a pack with an imatrix, and statistics of another model" '[ $? -eq 0 ] && [ -s "$dir/fit.spk" ] && [ -s "$dir/other.gguf" ]'
+for at in 3000000 7000000 11000000; do flip "$dir/fit.spk" $at; done
+info --repair $model --imatrix "$dir/other.gguf" "$dir/fit.spk"
+check "what needs no imatrix is repaired with a wrong one" '[ $rc -eq 1 ] && [ "$(wc -l <"$dir/err")" = 1 ] && says "fit.spk: .* stay damaged: .*, with the imatrix or calibration tiny-qwen36.imatrix.gguf; 2 of 3 damaged chunks were repaired$"'
+info --repair $model --imatrix tests/models/tiny-qwen36.imatrix.gguf --verify "$dir/fit.spk"
+check "and the rest with the right one" '[ $rc -eq 0 ] && says "^repaired   1 damaged chunks" && says "^verified"'
 info --repair tests/models/tiny-qwen35-q4_k_m.gguf "$dir/bad.spk"
 check "repair takes no other source" '[ $rc -eq 1 ] && says "was made from tiny-qwen36-ud-q4_k_m.gguf" && [ ! -s "$dir/out" ]'
 cp "$pack" "$dir/bad.spk"

@@ -1,10 +1,14 @@
 /* tests/test_outfile.c - output files appear whole or not at all, and never in place of what should stay. */
 #include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -32,6 +36,27 @@ int fsync(int fd) {
     return (int)syscall(SYS_fsync, fd);
 }
 
+/* A disk that has so many bytes left, if there is one. */
+static bool     is_disk_small;
+static uint64_t disk_left_bytes;
+int fstatvfs(int fd, struct statvfs *out) {
+    struct statfs fs;
+    if (fstatfs(fd, &fs) != 0) return -1;
+    *out = (struct statvfs){ .f_frsize = (unsigned long)fs.f_bsize, .f_bavail = fs.f_bavail };
+    if (is_disk_small) *out = (struct statvfs){ .f_frsize = 1, .f_bavail = disk_left_bytes };
+    return 0;
+}
+ssize_t pwrite(int fd, const void *bytes, size_t size, off_t at) {
+    if (is_disk_small && disk_left_bytes == 0) {
+        errno = ENOSPC;
+        return -1;
+    }
+    if (is_disk_small && size > disk_left_bytes) size = disk_left_bytes;
+    ssize_t written = syscall(SYS_pwrite64, fd, bytes, size, at);
+    if (is_disk_small && written > 0) disk_left_bytes -= (uint64_t)written;
+    return written;
+}
+
 static void put_file(const char *path, const char *text) {
     FILE *file = fopen(path, "wb");
     if (file == NULL || fputs(text, file) < 0 || fclose(file) != 0) abort();
@@ -44,6 +69,17 @@ static bool holds(const char *path, const char *text) {
     size_t size = fread(got, 1, sizeof got - 1, file);
     fclose(file);
     return size == strlen(text) && memcmp(got, text, size) == 0;
+}
+
+/* The path of the temporary file;  if there is none. */
+static char *temp_of(char path[GB_PATH_MAX]) {
+    DIR *open_dir = opendir(dir);
+    if (open_dir == NULL) abort();
+    path[0] = '\0';
+    for (struct dirent *entry; (entry = readdir(open_dir)) != NULL;)
+        if (strncmp(entry->d_name, ".spk-", 5) == 0) gb_path(path, dir, entry->d_name);
+    closedir(open_dir);
+    return path;
 }
 
 static void write_text(spk_outfile *file, const char *text) {
@@ -320,6 +356,69 @@ static void too_little_space_is_seen_before_writing(void) {
     CHECK(gb_file_count(dir) == 0, "nothing is left");
 }
 
+/* What the one file in the directory, the temporary one, has taken, as an outfile sees it. */
+static uint64_t taken_bytes(void) {
+    char        path[GB_PATH_MAX];
+    struct stat info = { .st_size = 0 };
+    CHECK(stat(temp_of(path), &info) == 0, "stat");
+    return (uint64_t)info.st_blocks * 512;
+}
+
+static void expect_full(const spk_error *err, const char *path, uint64_t needed_bytes, uint64_t available_bytes) {
+    char text[sizeof err->text];
+    (void)snprintf(text, sizeof text, "%s: needs %" PRIu64 " bytes, but the file system has only %" PRIu64 " bytes available", path,
+                   needed_bytes, available_bytes);
+    CHECK(err->status == SPK_E_SPACE && strcmp(err->text, text) == 0, "%s; expected %s", err->text, text);
+}
+
+/* Both figures, to the byte: beforehand; while it is written, with what the file has taken; beyond what was expected; and after a cut. */
+static void a_full_disk_says_what_is_needed_and_available(void) {
+    enum { MIB = 1 << 20 };
+    static uint8_t bytes[MIB];
+    char           path[GB_PATH_MAX];
+    spk_outfile   *file = NULL;
+    spk_error      err = { 0 };
+    gb_path(path, dir, "full");
+    memset(bytes, 7, sizeof bytes);
+    is_disk_small = true;
+    disk_left_bytes = 5 * MIB;
+    CHECK(spk_outfile_create(path, false, 5 * MIB + 1, &file, &err) == SPK_E_SPACE, "%s", err.text);
+    expect_full(&err, path, 5 * MIB + 1, 5 * MIB);
+    for (int is_cut = 0; is_cut < 2; is_cut++) {
+        disk_left_bytes = 5 * MIB;
+        CHECK_OK(spk_outfile_create(path, false, 4 * MIB, &file, &err), err);
+        CHECK_OK(spk_outfile_write(file, 0, bytes, MIB, &err), err);
+        CHECK_OK(spk_outfile_write(file, 9 * MIB, bytes, 4096, &err), err);    /* with a hole in front */
+        if (is_cut) CHECK_OK(spk_outfile_cut(file, 2 * MIB, &err), err);
+        disk_left_bytes = 8192;
+        CHECK(spk_outfile_write(file, MIB, bytes, MIB, &err) == SPK_E_SPACE, "%s", err.text);
+        expect_full(&err, path, is_cut ? 4 * MIB : 9 * MIB + 4096, taken_bytes());
+        disk_left_bytes = 12288;                              /* now there is some beside */
+        CHECK(spk_outfile_expect(file, 6 * MIB, &err) == SPK_E_SPACE, "%s", err.text);
+        expect_full(&err, path, is_cut ? 6 * MIB : 9 * MIB + 4096, taken_bytes() + 12288);
+        spk_outfile_abort(file);
+    }
+    is_disk_small = false;
+    CHECK(gb_file_count(dir) == 0, "nothing is left");
+}
+
+static void what_is_to_be_kept_is_left(void) {
+    char         path[GB_PATH_MAX], temp[GB_PATH_MAX], back[4] = { 0 };
+    spk_outfile *file = NULL;
+    spk_error    err = { 0 };
+    CHECK_OK(spk_outfile_create(gb_path(path, dir, "kept"), false, 3, &file, &err), err);
+    write_text(file, "abc");
+    CHECK(strcmp(spk_outfile_keep(file), temp_of(temp)) == 0, "its path");
+    spk_outfile_abort(file);
+    CHECK(access(path, F_OK) != 0 && holds(temp, "abc"), "left, and not published");
+    CHECK_OK(spk_outfile_reopen(path, false, 3, &file, &err), err);
+    CHECK_OK(spk_outfile_read(file, 0, back, 3, &err), err);
+    CHECK(strcmp(back, "abc") == 0, "%s", back);
+    write_text(file, "def");
+    spk_outfile_abort(file);
+    CHECK(gb_file_count(dir) == 0, "nothing is left");
+}
+
 static void a_signal_removes_the_temporary_file(void) {
     static const int signals[] = { SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGPIPE, SIGALRM, SIGXCPU, SIGUSR1, SIGBUS };
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
@@ -384,15 +483,6 @@ static char         contested[GB_PATH_MAX];
 static spk_outfile *other;
 static bool         other_resumes;
 
-static char *temp_of(char path[GB_PATH_MAX]) {
-    DIR *open_dir = opendir(dir);
-    if (open_dir == NULL) abort();
-    path[0] = '\0';
-    for (struct dirent *entry; (entry = readdir(open_dir)) != NULL;)
-        if (strncmp(entry->d_name, ".spk-", 5) == 0) gb_path(path, dir, entry->d_name);
-    closedir(open_dir);
-    return path;
-}
 static void begin_other(void) {
     spk_error err = { 0 };
     CHECK_OK((other_resumes ? spk_outfile_reopen : spk_outfile_create)(contested, false, 3, &other, &err), err);
@@ -485,6 +575,8 @@ int main(void) {
     RUN(a_write_protected_file_is_refused);
     RUN(what_cannot_be_a_file_is_refused);
     RUN(too_little_space_is_seen_before_writing);
+    RUN(a_full_disk_says_what_is_needed_and_available);
+    RUN(what_is_to_be_kept_is_left);
     RUN(a_signal_removes_the_temporary_file);
     RUN(other_dispositions_stay);
     RUN(a_writer_between_creation_and_lock_wins);

@@ -81,6 +81,62 @@ static void a_pack_fitted_from_better_weights_needs_them(void) {
     uint64_t first = result.repaired_count;              /* chunks without anything requantized */
     CHECK_OK(repair(path, TINY36, NULL, TINY36_BF16), err);
     CHECK(first + result.repaired_count == count && same_bytes(path, wanted), "the repaired pack differs");
+    CHECK(damage(path) == count, "the same damage");
+    CHECK(repair(path, TINY36, NULL, "tests/models/tiny-qwen35-q4_k_m.gguf") == SPK_E_MISMATCH, "%s", err.text);
+    CHECK(strstr(err.text, "cannot be made again, and stay damaged: tests/models/tiny-qwen35-q4_k_m.gguf: is another model") != NULL, "%s", err.text);
+    CHECK(result.damaged_count == count && result.repaired_count == first && first > 0, "%d of %d, expected %d",
+          (int)result.repaired_count, (int)result.damaged_count, (int)first);
+    CHECK_OK(repair(path, TINY36, NULL, TINY36_BF16), err);
+    CHECK(same_bytes(path, wanted), "the repaired pack differs");
+    gb_remove_dir(dir);
+}
+
+/* An imatrix with another shape for the one tensor that is requantized. */
+static void a_wrong_imatrix_stops_only_what_needs_it(void) {
+    static const char tensor[] = "blk.5.ffn_down_exps.weight";
+    static const float sums[4] = { 1, 2, 3, 4 }, counts[1] = { 1 };
+    char name[80];
+    gb_make_dir(dir);
+    const char *wanted = in_dir("wanted.spk"), *path = in_dir("a.spk"), *wrong = in_dir("wrong.gguf");
+    gguf_build b = { 0 };
+    gb_header(&b, 3, 2, 1);
+    gb_kv_string(&b, "general.type", "imatrix");
+    (void)snprintf(name, sizeof name, "%s.in_sum2", tensor);
+    gb_tensor(&b, name, SPK_TYPE_F32, 0, GB_DIMS(4, 1));
+    (void)snprintf(name, sizeof name, "%s.counts", tensor);
+    gb_tensor(&b, name, SPK_TYPE_F32, 32, GB_DIMS(1, 1));
+    gb_pad(&b, 32);
+    gb_raw(&b, sums, sizeof sums);
+    gb_pad(&b, 32);
+    gb_raw(&b, counts, sizeof counts);
+    gb_pad(&b, 32);
+    gb_save(&b, wrong);
+    gb_free(&b);
+    pack_request request = { .recipe = "native", .set = "blk\\.5\\.ffn_down_exps\\.weight=Q4_K", .imatrix_path = IMATRIX };
+    CHECK_OK(pack(TINY36, wanted, &request), err);
+    CHECK_OK(pack(TINY36, path, &request), err);
+    uint64_t count = damage(path);
+    CHECK(repair(path, TINY36, wrong, NULL) == SPK_E_MISMATCH, "%s", err.text);
+    CHECK(strstr(err.text, "cannot be made again, and stay damaged: ") != NULL && strstr(err.text, wrong) != NULL &&
+          strstr(err.text, " damaged chunks were repaired") != NULL, "%s", err.text);
+    uint64_t first = result.repaired_count;
+    CHECK(result.damaged_count == count && first > 0 && first < count, "%d of %d", (int)first, (int)result.damaged_count);
+    CHECK_OK(repair(path, TINY36, IMATRIX, NULL), err);
+    CHECK(result.damaged_count == count - first && result.repaired_count == count - first, "%d of %d", (int)result.repaired_count,
+          (int)result.damaged_count);
+    CHECK(same_bytes(path, wanted), "the repaired pack differs");
+    gb_remove_dir(dir);
+}
+
+/* Files that the pack was not made with: nothing is made of them. */
+static void files_that_were_not_used_are_not_needed(void) {
+    gb_make_dir(dir);
+    const char *wanted = in_dir("wanted.spk"), *path = in_dir("a.spk");
+    CHECK_OK(pack(TINY36, wanted, &(pack_request){ .recipe = "ffn" }), err);
+    CHECK_OK(pack(TINY36, path, &(pack_request){ .recipe = "ffn" }), err);
+    uint64_t count = damage(path);
+    CHECK_OK(repair(path, TINY36, IMATRIX, "tests/models/tiny-qwen35-q4_k_m.gguf"), err);
+    CHECK(result.repaired_count == count && same_bytes(path, wanted), "%d of %d", (int)result.repaired_count, (int)count);
     gb_remove_dir(dir);
 }
 
@@ -318,6 +374,8 @@ static void better_weights_may_lack_what_is_not_decoded(void) {
 int main(void) {
     RUN(damaged_chunks_are_made_again);
     RUN(a_pack_fitted_from_better_weights_needs_them);
+    RUN(a_wrong_imatrix_stops_only_what_needs_it);
+    RUN(files_that_were_not_used_are_not_needed);
     RUN(what_was_made_with_an_imatrix_says_so);
     RUN(another_source_is_refused);
     RUN(a_directory_that_is_not_the_sources_is_refused);

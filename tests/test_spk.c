@@ -173,6 +173,44 @@ static void pieces_do_not_matter(void) {
     free(a.bytes);
 }
 
+/* Sections in random turns, pieces of random sizes, some at addresses from which they are written without being gathered. */
+static void sections_take_turns(void) {
+    static const model m = { { 9 << 20, 24576, 14 << 20, 4096 }, model_tensors, TENSOR_COUNT };
+    enum { PIECE_BYTES_MAX = 5 << 20 };
+    uint8_t *data = write_model(pack_path, &m, 4096), *piece = aligned_alloc(SPK_BLOCK_ALIGN, PIECE_BYTES_MAX + 2 * SPK_BLOCK_ALIGN);
+    image a = read_image(pack_path);
+    uint64_t seed = 4711;
+    for (int round = 0; round < 24; round++) {
+        spk_error error = { 0 };
+        spk_pack_writer *writer = NULL;
+        spk_pack_writer_options options = options_of(other_path, &m);
+        uint64_t done[SPK_PLACE_COUNT] = { 0 };
+        CHECK_OK(spk_pack_writer_begin(&options, &writer, &error), error);
+        CHECK(spk_pack_writer_takes_turns(writer), "a file system without holes");
+        for (uint64_t left = a.size_bytes; left > 0;) {
+            uint64_t p = below(&seed, SPK_PLACE_COUNT), begin = 0, size = below(&seed, below(&seed, 2) ? PIECE_BYTES_MAX : 9000);
+            for (uint64_t q = 0; q < p; q++) begin += m.section_bytes[q];
+            if (below(&seed, 3) == 0) size = size / SPK_BLOCK_ALIGN * SPK_BLOCK_ALIGN;
+            if (size > m.section_bytes[p] - done[p]) size = m.section_bytes[p] - done[p];
+            uint8_t *at = piece + (done[p] + (below(&seed, 4) == 0 ? 16 : 0)) % SPK_BLOCK_ALIGN;
+            memcpy(at, data + begin + done[p], size);
+            CHECK_OK(spk_pack_writer_append_to(writer, (uint32_t)p + 1, at, size, &error), error);
+            memset(at, 0xee, size);              /* what was gathered is a copy */
+            done[p] += size;
+            left = 0;
+            for (uint64_t q = 0; q < SPK_PLACE_COUNT; q++) left += m.section_bytes[q] - done[q];
+        }
+        CHECK(spk_pack_writer_append_to(writer, SPK_PLACE_STATIC, piece, 1, &error) == SPK_E_MISMATCH, "a byte too many");
+        CHECK_OK(spk_pack_writer_commit(writer, m.tensors, &model_provenance, &error), error);
+        image b = read_image(other_path);
+        CHECK(a.size_bytes == b.size_bytes && memcmp(a.bytes, b.bytes, a.size_bytes) == 0, "round %d", round);
+        free(b.bytes);
+    }
+    free(piece);
+    free(data);
+    free(a.bytes);
+}
+
 static bool exists(const char *path) {
     struct stat info;
     return stat(path, &info) == 0;
@@ -325,6 +363,7 @@ int main(void) {
     RUN(a_digest_may_come_in_pieces);
     RUN(spk_info_refuses_what_the_runtime_refuses);
     RUN(pieces_do_not_matter);
+    RUN(sections_take_turns);
     RUN(a_resumed_pack_without_a_journal_has_no_tail);
     RUN(writer_publishes_only_what_the_reader_takes);
     RUN(verify_names_chunk_and_tensor);
