@@ -5,8 +5,10 @@
  * Launch     CTAs of 256 threads; a row of CTAs (a team) for each KV head and, where more than 8 query heads share it, for each
  *            8 of these.  As many splits of the positions as fill the GPU with one CTA an SM; which of them work depends on the
  *            position alone, the others leave at once, so that the grid never changes:
- *              up to 256 positions  no split, since merging costs more than it saves; at head_dim 256 two CTAs halve the
+ *              up to 128 positions  no split, since merging costs more than it saves; at head_dim 256 two CTAs halve the
  *                                   dimensions of V, and each has all scores
+ *              up to 512            two parts of whole rounds, which the output projection merges while it reads them; without that no
+ *                                   split up to 256
  *              more                 splits of a multiple of 32 positions
  *            A round is 128 positions.  A warp has 16 of them for the scores (K is the A operand, 8 query heads are the
  *            columns of B) and 32 dimensions for the sum over V (V^T is A); softmax weights pass through shared memory, and
@@ -222,7 +224,7 @@ template <class L> __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) atten
     state.leave(c, stream, sums);
     __syncthreads();
     add_up_warps(c, gate);
-    if (t.split_count > 1) merge_splits(c);
+    if (merges(c)) merge_splits(c);
 }
 
 attention_args arguments_of(const spk_cuda *cuda, const spk_cuda_attention *a) {
@@ -253,6 +255,10 @@ template <int DIM> void launch_attention(spk_cuda *cuda, const attention_args &p
 
 } // namespace
 } // namespace spk
+
+bool spk_cuda_attention_has_parts(const spk_cuda *cuda, const spk_cuda_attention *args) {
+    return spk::arguments_of(cuda, args).split_count >= 4;       /* two parts of two slices */
+}
 
 uint64_t spk_cuda_attention_cache_bytes(const spk_cuda_attention *args) {
     const uint64_t values = (uint64_t)args->kv_head_count * ((args->context_tokens + 31ull) / 32 * 32) * args->head_dim;

@@ -5,7 +5,7 @@
 #define SPK_ATTENTION_CUDA_CUH
 
 #include "kernels/attention_cache_cuda.cuh"
-#include "kernels/device_cuda.cuh"
+#include "kernels/input_cuda.cuh"
 #include "kernels/ring_cuda.cuh"
 
 namespace spk {
@@ -29,6 +29,9 @@ struct task {
     __device__ __forceinline__ bool has_new() const { return position < end; }
 };
 
+/* Are the splits parts, which whoever reads the output merges? */
+__device__ __forceinline__ bool is_parted(const attention_args &p, const task &t) { return p.a.part_totals != nullptr && has_parts_at(t.position); }
+
 template <class L> __device__ __forceinline__ task task_of(const attention_args &p) {
     task t;
     t.position = __ldcg(p.a.d_position);             /* written by the step before: no need to wait for it */
@@ -41,9 +44,15 @@ template <class L> __device__ __forceinline__ task task_of(const attention_args 
     uint32_t size = count;
     t.split_count = t.slice_count = 1;
     t.split = t.slice = 0;
-    if (count <= SOLO_POSITIONS || p.split_count == 1) {
-        if (count <= SOLO_POSITIONS && L::DIM > 128 && p.split_count > 1) t.slice_count = 2;
+    if (count <= SOLO_POSITIONS || is_parted(p, t) || p.split_count == 1) {
+        if (L::DIM > 128 && p.split_count > 1) t.slice_count = 2;
         t.slice = blockIdx.x;
+        if (is_parted(p, t)) {
+            size = (count + 2 * ROUND - 1) / (2 * ROUND) * ROUND;    /* whole rounds */
+            t.split_count = 2;
+            t.split = blockIdx.x / t.slice_count;
+            t.slice = blockIdx.x % t.slice_count;
+        }
     } else {
         size = (count + p.split_count - 1) / p.split_count;
         size = (size + SPLIT_UNIT - 1) / SPLIT_UNIT * SPLIT_UNIT;

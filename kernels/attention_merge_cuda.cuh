@@ -31,6 +31,10 @@ template <class L> __device__ __forceinline__ team_scratch scratch_of(const cont
     return scratch;
 }
 
+template <class L> __device__ __forceinline__ bool merges(const context<L> &c) { return c.t.split_count > 1 && !is_parted(c.p, c.t); }
+/* The first head of the task's part in out. */
+template <class L> __device__ __forceinline__ uint32_t part_head(const context<L> &c) { return is_parted(c.p, c.t) ? c.t.split * c.p.a.head_count : 0; }
+
 /* Outputs go by four.  head is the team's. */
 template <class L> __device__ __forceinline__ float4 load_gate(const context<L> &c, uint32_t head, uint32_t dim) {
     if (!c.p.a.is_gated) return make_float4(0, 0, 0, 0);
@@ -43,7 +47,7 @@ template <class L> __device__ __forceinline__ void put_out(const context<L> &c, 
         x.z *= sigmoid(gate.z);
         x.w *= sigmoid(gate.w);
     }
-    *(float4 *)(c.p.a.out + (size_t)(c.t.first_head + head) * L::DIM + dim) = x;
+    *(float4 *)(c.p.a.out + (size_t)(part_head(c) + c.t.first_head + head) * L::DIM + dim) = x;
 }
 __device__ __forceinline__ void add_scaled(float4 &sum, float4 x, float factor) {
     sum.x = fmaf(x.x, factor, sum.x);
@@ -68,7 +72,7 @@ template <class L> struct out_place {
 /* For add_up_warps: asked for early, and for most shapes all that a thread needs. */
 template <class L> __device__ __forceinline__ float4 load_first_gate(const context<L> &c) {
     const out_place<L> o(c.t, 0);
-    return c.t.split_count == 1 && o.exists ? load_gate(c, o.head, o.dim) : make_float4(0, 0, 0, 0);
+    return !merges(c) && o.exists ? load_gate(c, o.head, o.dim) : make_float4(0, 0, 0, 0);
 }
 
 /* Everybody's sums are in the warps' stages and totals in shared memory: into scratch, or as outputs where there is one split. */
@@ -84,12 +88,13 @@ template <class L> __device__ __forceinline__ void add_up_warps(const context<L>
         for (uint32_t w = 0; w < WARPS; w += slices) add_scaled(x, *(const float4 *)(from + w * warp_floats), 1.0f);
         const float4 low = *(const float4 *)&c.s.warp_sum[o.head][0], high = *(const float4 *)&c.s.warp_sum[o.head][4];
         const float total = ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
-        if (c.t.split_count > 1) {
+        if (merges(c)) {
             *(float4 *)(scratch.sums + ((size_t)c.t.split * HEADS + o.head) * L::DIM + o.dim) = x;
             if (o.dim == 0) scratch.totals[o.head * c.p.split_count + c.t.split] = make_float2(c.s.top[o.head], total);
         } else {
             float4 out = make_float4(0, 0, 0, 0);
             add_scaled(out, x, 1.0f / total);
+            if (o.dim == 0 && is_parted(c.p, c.t)) ((float2 *)c.p.a.part_totals)[part_head(c) + c.t.first_head + o.head] = make_float2(c.s.top[o.head], total);
             put_out(c, o.head, o.dim, out, i == 0 ? first_gate : load_gate(c, o.head, o.dim));
         }
     }

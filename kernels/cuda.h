@@ -118,6 +118,8 @@ typedef struct {
     const double *d_turns;               /* [rope_dim/2]: turns a position, rope_base^(-2 i / rope_dim) / 2 pi */
     uint32_t      rope_dim;
     float        *d_x, *d_cos_sin;
+    long long    *d_clear;               /* sums of clear_count rows of routers (spk_cuda_router) become zero */
+    uint32_t      clear_count;
 } spk_cuda_embed;
 void spk_cuda_launch_embed(spk_cuda *cuda, const spk_cuda_embed *args);
 
@@ -126,9 +128,11 @@ void spk_cuda_launch_embed(spk_cuda *cuda, const spk_cuda_embed *args);
  *   squares set        per head of head_dim (32, 64 or 128): v / sqrt(mean + eps), where mean is the sum of the head's
  *                      squares[i / 32] / head_dim: what spk_cuda_launch_gdn leaves when FUSED
  *   factor set         v as a norm kernel left it, still to be multiplied by *factor
+ *   part_totals set    per head of head_dim (64, 128 or 256): what spk_cuda_launch_attention left there and in x at position *d_position
  * count is a multiple of 32.  x_out, where set, gets the sum before the norm and is none of the inputs. */
 typedef struct {
-    const float *x, *add[3], *norm_weight, *squares, *factor;
+    const float *x, *add[3], *norm_weight, *squares, *factor, *part_totals;
+    const uint32_t *d_position;          /* of part_totals */
     float       *x_out;
     float        eps;
     uint32_t     count, head_dim;
@@ -143,12 +147,34 @@ typedef struct {
     const float *residual;
 } spk_cuda_segment;
 
+/* A router: sums[e] = sum over c of W[e][c] * norm[c] * x[c] in units of 2^-32, where W's rows are the experts' and, behind them, the
+ * shared one's; squares[g] = the sum of squares of x's 16 values from 16 g on.  Logits are sums times 2^-32 / rms(x)
+ * (kernels/router_cuda.cuh).  A kernel adds to sums: they are zero before its launch.  column_count is that of x, a multiple of 32, at
+ * most 32768.
+ * weights[c / 4][e][c % 4] = W[e][c] * norm[c], 16-byte aligned, is what spk_cuda_launch_router_source makes. */
+enum { SPK_CUDA_ROUTER_GROUP = 16 };
+/* Words of sums for row_count rows, a multiple of 4: four of them in 128 bytes. */
+static inline uint64_t spk_cuda_router_words(uint64_t row_count) { return row_count * 4; }
+typedef struct {
+    const float *weights;
+    uint32_t     row_count, column_count;
+    long long   *sums;
+    float       *squares;
+} spk_cuda_router;
+/* experts and shared (one row; data NULL: none): F32, F16 or BF16 in ROWS. */
+typedef struct {
+    spk_matrix   experts, shared;
+    const float *norm_weight;
+    float       *out;
+} spk_cuda_router_source;
+void spk_cuda_launch_router_source(spk_cuda *cuda, const spk_cuda_router_source *args);
+
 enum { SPK_CUDA_SEGMENT_MAX = 4 };
 typedef struct {
     spk_cuda_source  source;
     spk_cuda_segment segments[SPK_CUDA_SEGMENT_MAX];
     uint32_t         segment_count;
-    spk_cuda_signal  inputs_ready;       /* where set, given as soon as this kernel's source is complete */
+    spk_cuda_router  router;             /* where sums is set: of the only segment's outputs y */
     /* Where set, this ends a greedy step: the largest output of the first segment (ties to the lower row) is chosen. */
     const spk_cuda_sequence *greedy;
     unsigned long long *d_best;          /* scratch for it: one key, zero before the first step, zero after each */
@@ -156,6 +182,8 @@ typedef struct {
     bool             is_streamed;        /* the kernel for all shapes, also where there is a faster one; the same bits */
 } spk_cuda_gemv;
 void spk_cuda_launch_gemv(spk_cuda *cuda, const spk_cuda_gemv *args);
+/* A router alone; x as a residual stream has it. */
+void spk_cuda_launch_router(spk_cuda *cuda, const spk_cuda_router *args, const float *x);
 
 /* ---- GDN ---- */
 
@@ -200,12 +228,18 @@ typedef struct {
     const float *q, *k, *v, *q_norm, *k_norm, *cos_sin;
     void     *k_cache, *v_cache;
     float    *partial;       /* spk_cuda_attention_scratch_bytes, zero before the first step; layers may share it */
-    float    *out;           /* [head][head_dim] */
+    float    *out;           /* [head][head_dim]; where part_totals is set, two of them */
+    /* [2][head] of (top, total), or NULL.  Where set, and *d_position is from SPK_CUDA_PARTS_FROM to before SPK_CUDA_PARTS_TO, out[0]
+     * and out[1] are of different positions, and the result is their mean weighted with total * 2^(top - the larger top). */
+    float    *part_totals;
     uint32_t  head_count, kv_head_count, head_dim, rope_dim, is_gated;
     uint32_t  context_tokens;                    /* positions that the caches have room for */
     spk_cuda_kv_type kv_type;
     float     eps;
 } spk_cuda_attention;
+enum { SPK_CUDA_PARTS_FROM = 128, SPK_CUDA_PARTS_TO = 512 };
+/* Whether part_totals may be set. */
+bool     spk_cuda_attention_has_parts(const spk_cuda *cuda, const spk_cuda_attention *args);
 /* Bytes of k_cache, and as many of v_cache: positions are rounded up to 32. */
 uint64_t spk_cuda_attention_cache_bytes(const spk_cuda_attention *args);
 uint64_t spk_cuda_attention_scratch_bytes(const spk_cuda *cuda, const spk_cuda_attention *args);
@@ -213,19 +247,21 @@ void     spk_cuda_launch_attention(spk_cuda *cuda, const spk_cuda_attention *arg
 
 /* ---- Experts ---- */
 
-/* How an expert kernel learns which experts to use.  logits set: every CTA selects for itself (value descending, ties to the
- * lower index; weights are a softmax over the chosen).  Else choice and weight [used_count] are read.
- * At most 1024 experts, 64 used. */
+/* How an expert kernel learns which experts to use.  choice NULL: every CTA selects for itself from a router's sums (the larger
+ * first, as F32; ties to the lower index; weights are a softmax of the logits of those chosen).  Else choice and weight [used_count]
+ * are read.  The shared expert's logit is sums[expert_count].  At most 1024 experts, 64 used. */
 typedef struct {
-    const float    *logits;              /* [expert_count], or NULL */
-    const uint32_t *choice;
-    const float    *weight;
-    uint32_t        expert_count, used_count;
+    const long long *sums;               /* of spk_cuda_router, as squares */
+    const float     *squares;
+    const uint32_t  *choice;
+    const float     *weight;
+    uint32_t         expert_count, used_count, column_count;     /* column_count: of the router's x */
+    float            eps;
 } spk_cuda_routing;
 
 /* Routed experts' gate and up, of one type and shape, for one token: h[rank][expert_ff] = silu(G x) * (U x) for the chosen
- * experts.  source.x_out is not written and source.has_rest is 0: x is multiplied as one int8 vector.
- * inputs_ready: the source is complete; with it x is prepared while the logits are still being made.
+ * experts, and the same of the shared one where shared_h is set.  source.x_out is not written and source.has_rest is 0: x is multiplied as
+ * one int8 vector.
  * routed_ready: where set, it is given as soon as this kernel knows that what `routing` names is complete. */
 typedef struct {
     spk_cuda_source  source;
@@ -233,23 +269,24 @@ typedef struct {
     spk_matrix       gate, up;        /* expert 0; device pointers */
     uint64_t         expert_stride_bytes;
     float           *h;
-    spk_cuda_signal  inputs_ready, routed_ready;
+    spk_matrix       shared_gate, shared_up;
+    float           *shared_h;
+    spk_cuda_signal  routed_ready;
     bool             is_streamed;     /* as of a GEMV */
 } spk_cuda_experts_up;
 void spk_cuda_launch_experts_up(spk_cuda *cuda, const spk_cuda_experts_up *args);
 
-/* Selection alone: choice and weight from logits. */
+/* Selection alone: choice and weight from a router's sums.  routing.choice is NULL. */
 typedef struct {
-    const float *logits;
-    uint32_t    *choice;
-    float       *weight;
-    uint32_t     expert_count, used_count;
+    spk_cuda_routing routing;
+    uint32_t        *choice;
+    float           *weight;
 } spk_cuda_top_k;
 void spk_cuda_launch_top_k(spk_cuda *cuda, const spk_cuda_top_k *args);
 
 /* routed[p][hidden] = sum over the ranks of part p of weight * D_choice h[rank], in order of rank; parts are consecutive
  * ranks, and their count is spk_cuda_experts_down_parts.
- * shared[hidden] = sigmoid(*shared_logit) * (S shared_h), where shared_down.data is set.
+ * shared[hidden] = sigmoid(the shared expert's logit) * (S shared_h), where shared_down.data is set.
  * sum, where set (one part only): sum = residual + routed (+ shared) instead; residual may be sum itself.
  * routed_ready: what `routing` names is complete; with it the experts' weights are asked for while their h are still being made. */
 enum { SPK_CUDA_DOWN_PARTS_MAX = 2 };
@@ -257,7 +294,7 @@ typedef struct {
     spk_cuda_routing routing;
     spk_matrix       down, shared_down;
     uint64_t         expert_stride_bytes;
-    const float     *h, *shared_h, *shared_logit;
+    const float     *h, *shared_h;
     float           *routed[SPK_CUDA_DOWN_PARTS_MAX], *shared, *sum;
     const float     *residual;
     spk_cuda_signal  routed_ready;
@@ -267,10 +304,11 @@ uint32_t spk_cuda_experts_down_parts(const spk_cuda *cuda, const spk_matrix *dow
 void     spk_cuda_launch_experts_down(spk_cuda *cuda, const spk_cuda_experts_down *args);
 
 /* out = a * b elementwise forms that fused kernels fold in: for the switches' other side. */
-typedef enum { SPK_CUDA_ADD, SPK_CUDA_SWIGLU, SPK_CUDA_SIGMOID_SCALE } spk_cuda_elementwise_op;
+typedef enum { SPK_CUDA_ADD, SPK_CUDA_SWIGLU, SPK_CUDA_SHARED_SCALE } spk_cuda_elementwise_op;
 typedef struct {
     spk_cuda_elementwise_op op;
-    const float *a, *b, *c, *d;   /* ADD: a + b + c + d (c, d may be NULL); SWIGLU: silu(a) * b; SIGMOID_SCALE: a * sigmoid(*b) */
+    const float *a, *b, *c, *d;   /* ADD: a + b + c + d (c, d may be NULL); SWIGLU: silu(a) * b; SHARED_SCALE: a * sigmoid(the shared expert's logit) */
+    spk_cuda_routing routing;     /* of SHARED_SCALE */
     float       *out;
     uint32_t     count;
 } spk_cuda_elementwise;

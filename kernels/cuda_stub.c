@@ -36,8 +36,11 @@ void spk_cuda_step_free(spk_cuda_step *step) { assert(step == NULL); }
 UNREACHABLE_STATUS(spk_cuda_wait, spk_cuda *cuda, spk_error *err)
 UNREACHABLE(spk_cuda_launch_embed, spk_cuda *cuda, const spk_cuda_embed *args)
 UNREACHABLE(spk_cuda_launch_gemv, spk_cuda *cuda, const spk_cuda_gemv *args)
+UNREACHABLE(spk_cuda_launch_router_source, spk_cuda *cuda, const spk_cuda_router_source *args)
+UNREACHABLE(spk_cuda_launch_router, spk_cuda *cuda, const spk_cuda_router *args, const float *x)
 UNREACHABLE(spk_cuda_launch_gdn, spk_cuda *cuda, const spk_cuda_gdn *args, spk_cuda_gdn_fusion fusion)
 UNREACHABLE(spk_cuda_launch_attention, spk_cuda *cuda, const spk_cuda_attention *args)
+bool spk_cuda_attention_has_parts(const spk_cuda *cuda, const spk_cuda_attention *args) { assert(0); return false; }
 uint64_t spk_cuda_attention_cache_bytes(const spk_cuda_attention *args) { assert(0); return 0; }
 uint64_t spk_cuda_attention_scratch_bytes(const spk_cuda *cuda, const spk_cuda_attention *args) { assert(0); return 0; }
 UNREACHABLE(spk_cuda_launch_top_k, spk_cuda *cuda, const spk_cuda_top_k *args)

@@ -3,9 +3,8 @@
  * Maths      up: h[r] = silu(G_e x) * (U_e x), e the r-th of the chosen;
  *            down: routed = sum_r weight_r D_e h[r], shared = sigmoid(g) S h_shared
  * Bytes      Qwen3.6, Q4_K gate and up, Q5_K down: 9.4 MB and 5.8 MB a layer, plus 0.6 MB of the shared expert
- * Launch     up: a warp takes a gate and an up tile; weights are asked for as soon as the choice is known.  x is prepared while the
- *            logits are still being made.
- *            down: selects for itself when a signal says that the logits are there, so that all its weights are in flight while up
+ * Launch     up: a warp takes a gate and an up tile; weights are asked for as soon as the choice is known.
+ *            down: selects for itself when a signal says that the router's sums are there, so that all its weights are in flight while up
  *            still runs.  A CTA takes one row group of all ranks of its part and of the shared expert, a warp one tile of one rank
  *            with its own piece of h; the CTA adds
  *            the tiles and then the ranks in order: no atomics on floats, so the same token twice gives the same bits
@@ -29,10 +28,11 @@ __global__ void __launch_bounds__(THREADS) top_k_kernel(const __grid_constant__ 
     SPK_DYNAMIC_SHARED(memory);
     __shared__ chosen_experts chosen;
     chain_wait();
-    select_top(a.logits, a.expert_count, a.used_count, (unsigned long long *)memory, chosen);
+    const uint32_t used = a.routing.used_count;
+    select_top(a.routing, (unsigned long long *)memory, chosen);
     if (threadIdx.x >= 32) return;
-    weigh_chosen(a.used_count, chosen);
-    for (uint32_t r = threadIdx.x; r < a.used_count; r += 32) {
+    weigh_chosen(used, router_scale(a.routing), chosen);
+    for (uint32_t r = threadIdx.x; r < used; r += 32) {
         a.choice[r] = chosen.choice[r];
         a.weight[r] = chosen.weight[r];
     }
@@ -47,7 +47,7 @@ struct up_args {
     const uint8_t   *up;             /* of gate's shape */
     uint64_t         expert_stride;
     float           *h;
-    spk_cuda_signal  inputs_ready, routed_ready;
+    spk_cuda_signal  routed_ready;
     uint32_t         stage_bytes, stage_count, warps;   /* warps: that take jobs; the ring is theirs */
 };
 
@@ -93,11 +93,8 @@ __global__ void __launch_bounds__(THREADS, 1) up_kernel(const __grid_constant__ 
     const float_riders none = {};
     const uint32_t warp = threadIdx.x >> 5;
     up_jobs jobs = { a, chosen.choice, warp < a.warps ? blockIdx.x + gridDim.x * warp : a.routing.used_count * a.gate.unit_count, 1.0f };
-    if (a.inputs_ready.d_flag == nullptr) chain_wait();
-    else if (threadIdx.x == 0) await(a.inputs_ready);
-    __syncthreads();
-    jobs.factor = prepare_input(a.source, v, norm, none, false);
     chain_wait();
+    jobs.factor = prepare_input(a.source, v, norm, none, false);
     if (a.routed_ready.d_flag != nullptr && blockIdx.x == 0 && threadIdx.x == 0) give(a.routed_ready, step_of(a.routed_ready));
     route(a.routing, (unsigned long long *)(memory + vector), chosen, false);
     __shared__ float kept[WARPS][TILES_MAX * 32];
@@ -181,7 +178,7 @@ __global__ void __launch_bounds__(DOWN_THREADS, 1) down_kernel(const __grid_cons
     down_job j = job_of(a, warp, routed_jobs);
     if (warp < end) fill(j);
     chain_wait();
-    const float shared_logit = has_shared ? __ldcg(a.shared_logit) : 0.0f;    /* used last: nothing waits for it before */
+    const float shared_logit = has_shared ? router_value(a.routing, a.routing.expert_count) * router_scale(a.routing) : 0.0f;
     const uint32_t own_row = group * a.rows_per_cta + threadIdx.x;      /* of the threads that end the CTA */
     const float residual = a.sum_out != nullptr && own_row < a.routed.m.row_count ? __ldcg(a.residual + own_row) : 0.0f;
 #pragma unroll 1
@@ -223,15 +220,26 @@ uint32_t slot_bytes_of(const row_matrix &m) {
 } // namespace spk
 
 void spk_cuda_launch_top_k(spk_cuda *cuda, const spk_cuda_top_k *args) {
-    spk::launch(cuda, spk::top_k_kernel, 1, spk::THREADS, spk::select_bytes(args->expert_count, args->used_count), *args, "top k");
+    spk::launch(cuda, spk::top_k_kernel, 1, spk::THREADS, spk::select_bytes(args->routing.expert_count, args->routing.used_count), *args, "top k");
 }
 
 void spk_cuda_launch_experts_up(spk_cuda *cuda, const spk_cuda_experts_up *args) {
     using namespace spk;
     assert(args->up.type == args->gate.type && args->up.layout == args->gate.layout);
     if (launch_held_experts_up(cuda, args)) return;
+    if (args->shared_h != nullptr) {     /* by a kernel of its own */
+        spk_cuda_gemv shared = {};
+        shared.source = args->source;
+        shared.segments[shared.segment_count++] = { args->shared_gate, args->shared_up, args->shared_h, nullptr };
+        shared.is_streamed = args->is_streamed;
+        spk_cuda_launch_gemv(cuda, &shared);
+        spk_cuda_experts_up routed = *args;
+        routed.shared_h = nullptr;
+        spk_cuda_launch_experts_up(cuda, &routed);
+        return;
+    }
     up_args a = { args->source, args->routing, make_row_matrix(args->gate), args->up.data, args->expert_stride_bytes, args->h,
-                  args->inputs_ready, args->routed_ready, 0, 1, 1 };
+                  args->routed_ready, 0, 1, 1 };
     const uint32_t jobs = args->routing.used_count * a.gate.unit_count, ctas = std::min(jobs, cuda->sm_count);
     const uint32_t vector = (is_float(a.gate.type) ? f32_bytes(args->source.count) : int8_bytes(args->source.count, false)) +
                             select_bytes(args->routing.expert_count, args->routing.used_count) + 128;

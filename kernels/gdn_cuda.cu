@@ -129,9 +129,6 @@ template <int K> __global__ void __launch_bounds__(THREADS, 2) fused_kernel(cons
     const size_t at = ((size_t)head * DIM + columns_at + warp * WARP_COLUMNS) * DIM;
     const float *const before = delta_before(g, position) + at;
     float *const after = delta_before(g, position + 1) + at;
-    column<K> s[WARP_COLUMNS];
-#pragma unroll
-    for (uint32_t c = 0; c < WARP_COLUMNS; c++) load_column(s[c], before + c * DIM, lane);
     float past[ROUNDS], tap[ROUNDS];
 #pragma unroll
     for (uint32_t r = 0; r < ROUNDS; r++) {
@@ -142,6 +139,9 @@ template <int K> __global__ void __launch_bounds__(THREADS, 2) fused_kernel(cons
     const float a = g.a[head], dt = g.dt[head];
     const uint32_t own = columns_at + warp * WARP_COLUMNS + lane % WARP_COLUMNS;   /* column that this lane writes, of the first few */
     const float norm_weight = g.norm_weight[own];
+    column<K> s[WARP_COLUMNS];
+#pragma unroll
+    for (uint32_t c = 0; c < WARP_COLUMNS; c++) load_column(s[c], before + c * DIM, lane);
     chain_wait();
     const bool gates = warp == WARPS - 1;     /* one warp: a thousand asking for two lines would queue up at L2 */
     const float alpha = gates ? __ldcg(g.alpha + head) : 0.0f, beta = gates ? __ldcg(g.beta + head) : 0.0f;

@@ -37,7 +37,6 @@ struct gemv_args {
     uint32_t        units_per_job;                    /* of plain tile segments: 1 to TILES_MAX */
     uint32_t        stage_bytes, stage_count, warps;  /* warps: that take jobs; the ring is theirs */
     uint32_t        rider_count, rider_bytes;         /* rows that ride along; bytes of a CTA's */
-    spk_cuda_signal inputs_ready;
     const float    *best_of;                          /* y of the segment whose largest output ends a greedy step, or NULL */
     spk_cuda_sequence   sequence;
     unsigned long long *best;
@@ -163,9 +162,7 @@ __global__ void __launch_bounds__(THREADS, 1) gemv_kernel(const __grid_constant_
     load_riders(a, riders);
     norm_prefetch norm;
     norm.load(a.source);
-    const uint32_t signal_step = step_of(a.inputs_ready);
     chain_wait();
-    if (a.inputs_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && threadIdx.x == THREADS - 1) give(a.inputs_ready, signal_step);
     jobs.factor = prepare_input(a.source, v, norm, riders, blockIdx.x == 0);
     put_riders(a, v, jobs.factor);
     stream.run(v);
@@ -292,8 +289,8 @@ void spk_cuda_launch_gemv(spk_cuda *cuda, const spk_cuda_gemv *args) {
         a.best = args->d_best;
         a.arrivals = args->d_arrivals;
     }
-    a.inputs_ready = args->inputs_ready;
     uint32_t cta_count = 0;
     const uint32_t shared_bytes = plan(cuda, a, &cta_count);
     launch(cuda, gemv_kernel, cta_count, THREADS, shared_bytes, a, "gemv");
+    if (args->router.sums != nullptr) spk_cuda_launch_router(cuda, &args->router, args->segments[0].y);
 }

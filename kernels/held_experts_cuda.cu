@@ -3,12 +3,12 @@
  * Maths      as experts_cuda.cu, of which this is the short form: x of 2048 for gate and up; for down, h in tiles that a warp
  *            each takes, all of them at once
  * Bytes      Qwen3.6, Q4_K gate and up, Q5_K down: 9.4 MB and 5.8 MB a layer, plus 0.6 MB of the shared expert
- * Launch     up: a warp takes a gate and an up tile of one expert.  It selects for itself, only as far as its own rank, and asks for
- *            its tiles at once; x was prepared while the logits were being made
+ * Launch     up: a warp takes a gate and an up tile of one expert.  It selects for itself, only as far as its own rank, asks for
+ *            its tiles, and prepares x while they come.  The shared expert's tiles are another warp's, which asks for them before the wait
  *            down: a CTA takes one row group of all ranks of its part and of the shared expert, a warp one tile.  It selects for itself,
- *            too, as soon as a signal says that the logits are there, so that its tiles come while up still runs; tiles and then
+ *            too, as soon as a signal says that the router's sums are there, so that its tiles come while up still runs; tiles and then
  *            ranks are added in order
- * Resources  at most 80 registers a thread for common types, since neighbours in the chain need their share of an SM
+ * Resources  at most 72 (up) and 80 (down) registers a thread for common types, since neighbours in the chain need their share of an SM
  * Reference  experts_cuda.cu: the same bits (tests/checkkern compares both with spk_kernels)
  */
 #include <assert.h>
@@ -33,51 +33,86 @@ struct up_args {
     uint64_t         expert_stride;
     uint32_t         unit_stride, unit_count, row_count;   /* of an expert */
     float           *h;
-    spk_cuda_signal  inputs_ready, routed_ready;
+    const uint8_t   *shared_gate, *shared_up;
+    uint32_t         shared_stride, shared_units, shared_rows;
+    float           *shared_h;
+    spk_cuda_signal  routed_ready;
 };
 
 /* Dynamic shared memory: x, keys of the selection, barriers, tiles. */
 constexpr uint32_t KEYS_AT = (int8_bytes(COUNT, false) + 15) / 16 * 16, BARRIERS_AT = KEYS_AT + WARP_KEYS_BYTES;
+template <uint32_t TYPE> __device__ __forceinline__ void ask_shared(const up_args &a, const tile_slots &own, uint32_t unit) {
+    const uint64_t offset = (uint64_t)unit * a.shared_stride;
+    own.fill(a.shared_gate + offset, tile_bytes_of(TYPE), a.shared_up + offset, tile_bytes_of(TYPE));
+}
 template <uint32_t WARPS> __host__ __device__ constexpr uint32_t up_tiles_at() { return (BARRIERS_AT + WARPS * (uint32_t)sizeof(uint64_t) + 127) / 128 * 128; }
 
-/* Registers of a thread: with two or three warps in each quarter of an SM, room for down's CTA. */
+/* Gate and up of four rows; h, where the lane has a row. */
+template <uint32_t TYPE> __device__ __forceinline__ void put_pair(const tile_slots &own, const input_vector &v, float factor, uint32_t unit, uint32_t row_count, float *h) {
+    const uint32_t lane = threadIdx.x & 31, row = unit * (32 / KB) + lane / KB;
+    float sums[2] = { 0.0f, 0.0f };
+    if constexpr (TYPE == SPK_TYPE_Q4_K || TYPE == SPK_TYPE_Q5_K) {
+        dot_q45_k<2, false, TYPE == SPK_TYPE_Q5_K>(pair_of(own.tile(0), own.tile(tile_bytes_of(TYPE))), v, lane % KB, sums);
+    } else {
+        sums[0] = dot_tile<false, 1u << TYPE>(TYPE, own.tile(0), v, lane % KB);
+        sums[1] = dot_tile<false, 1u << TYPE>(TYPE, own.tile(tile_bytes_of(TYPE)), v, lane % KB);
+    }
+    const float g = lanes_sum_of<KB>(sums[0]), u = lanes_sum_of<KB>(sums[1]);
+    if (lane % KB == 0 && row < row_count) h[row] = silu(g * factor) * (u * factor);
+}
+
+/* Registers of a thread: with three warps in a quarter of an SM, room for four of the output projection's, which have 72, or three of
+ * down's. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 #define UP_REGISTERS 168
 #else
-#define UP_REGISTERS (!IS_ONE_ROUND ? 168 : WARPS == 8 ? 128 : 80)
+#define UP_REGISTERS (IS_ONE_ROUND ? 72 : 168)
 #endif
-template <uint32_t TYPE, uint32_t WARPS, bool IS_ONE_ROUND>
+/* SHARED: type of the shared expert's tiles, which are one more warp's; NO_TYPE: none. */
+constexpr uint32_t NO_TYPE = UINT32_MAX;
+template <uint32_t TYPE, uint32_t WARPS, bool IS_ONE_ROUND, uint32_t SHARED>
 __global__ void __maxnreg__(UP_REGISTERS) held_up_kernel(const __grid_constant__ up_args a) {
     chain_release();
     touch_arguments(a);
     const input_vector v = carve_int8(ptx::dynamic_shared(), COUNT, false);
-    const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, BYTES = tile_bytes_of(TYPE);
-    const tile_slots own = { ptx::dynamic_shared() + up_tiles_at<WARPS>() + warp * 2 * BYTES, (uint64_t *)(ptx::dynamic_shared() + BARRIERS_AT) + warp };
+    const uint32_t warp = threadIdx.x >> 5, BYTES = tile_bytes_of(TYPE);
+    const bool is_shared = SHARED != NO_TYPE && warp == WARPS;
+    const tile_slots own = { ptx::dynamic_shared() + up_tiles_at<WARPS + 1>() + warp * 2 * BYTES, (uint64_t *)(ptx::dynamic_shared() + BARRIERS_AT) + warp };
     own.begin();
-    uint32_t round = 0;
+    uint32_t round = 0, shared_unit = blockIdx.x;
+    if (is_shared && shared_unit < a.shared_units) ask_shared<SHARED>(a, own, shared_unit);
     const eight norm = a.source.norm_weight != nullptr && threadIdx.x * 8 < COUNT ? load_eight(a.source.norm_weight + threadIdx.x * 8) : zero_eight();
-    const uint32_t signal_step = step_of(a.routed_ready);
-    if (a.inputs_ready.d_flag == nullptr) chain_wait();
-    else if (threadIdx.x == 0) await(a.inputs_ready);
-    __syncthreads();
-    const float factor = prepare_held<COUNT, 1, 0>(a.source, v, &norm, nullptr, false);
+    const uint32_t signal_step = step_of(a.routed_ready), job_count = is_shared ? 0 : a.routing.used_count * a.unit_count;
+    uint32_t job = blockIdx.x + gridDim.x * warp;
     chain_wait();
     if (a.routed_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && threadIdx.x == blockDim.x - 1) give(a.routed_ready, signal_step);
-    routed_warp routed(a.routing, (uint32_t *)(ptx::dynamic_shared() + KEYS_AT));
-    const uint32_t job_count = a.routing.used_count * a.unit_count;
-#pragma unroll 1
-    for (uint32_t job = blockIdx.x + gridDim.x * warp; job < job_count; job += gridDim.x * WARPS) {
+    routed_warp routed = { a.routing };
+    const auto ask = [&] {
         const uint32_t rank = job / a.unit_count, unit = job - rank * a.unit_count;
         const uint64_t offset = routed.of_rank(rank) * a.expert_stride + (uint64_t)unit * a.unit_stride;
         own.fill(a.gate + offset, BYTES, a.up + offset, BYTES);
-        float sums[2] = { 0.0f, 0.0f };
+    };
+    const float factor = prepare_held<COUNT, 1, 0, false>(a.source, v, &norm, nullptr, false, [&] {
+        routed.fetch((uint32_t *)(ptx::dynamic_shared() + KEYS_AT));
+        if (job < job_count) ask();
+    });
+    if constexpr (SHARED != NO_TYPE) {
+        for (; is_shared && shared_unit < a.shared_units; shared_unit += gridDim.x) {
+            if (round > 0) ask_shared<SHARED>(a, own, shared_unit);
+            own.wait(round++);
+            put_pair<SHARED>(own, v, factor, shared_unit, a.shared_rows, a.shared_h);
+            __syncwarp();
+        }
+    }
+#pragma unroll 1
+    while (job < job_count) {
+        const uint32_t rank = job / a.unit_count;
         own.wait(round++);
-        dot_q45_k<2, false, TYPE == SPK_TYPE_Q5_K>(pair_of(own.tile(0), own.tile(BYTES)), v, lane % KB, sums);
-        const float g = lanes_sum_of<KB>(sums[0]), u = lanes_sum_of<KB>(sums[1]);
-        const uint32_t row = unit * (32 / KB) + lane / KB;
-        if (lane % KB == 0 && row < a.row_count) a.h[(size_t)rank * a.row_count + row] = silu(g * factor) * (u * factor);
+        put_pair<TYPE>(own, v, factor, job - rank * a.unit_count, a.row_count, a.h + (size_t)rank * a.row_count);
         if (IS_ONE_ROUND) break;
         __syncwarp();                    /* all lanes have read what is copied over next */
+        job += gridDim.x * WARPS;
+        if (job < job_count) ask();
     }
 }
 
@@ -94,10 +129,10 @@ struct down_args : down_ends {
 };
 
 template <uint32_t WARPS> constexpr uint32_t PIECES_AT = WARP_KEYS_BYTES + (WARPS * (uint32_t)sizeof(uint64_t) + 15) / 16 * 16;
-/* Dynamic shared memory: keys of the selection, barriers, a piece of h for each warp, sums of its rows, weights of ranks, the rows' residuals, the shared expert's logit. */
+/* Dynamic shared memory: keys of the selection, barriers, a piece of h for each warp, sums of its rows, weights of ranks, the rows' residuals, the shared expert's weight, the routers' scale. */
 template <uint32_t LANES> __host__ __device__ constexpr uint32_t piece_bytes() { return (int8_bytes(256 * LANES, true) + 15) / 16 * 16; }
 template <uint32_t LANES, uint32_t WARPS> __host__ __device__ constexpr uint32_t down_tiles_at() {
-    return (PIECES_AT<WARPS> + WARPS * (piece_bytes<LANES>() + (32 / LANES + 1) * (uint32_t)sizeof(float)) + (32 / LANES + 1 + 3) * (uint32_t)sizeof(float) + 127) / 128 * 128;
+    return (PIECES_AT<WARPS> + WARPS * (piece_bytes<LANES>() + (32 / LANES + 1) * (uint32_t)sizeof(float)) + (32 / LANES + 2 + 3) * (uint32_t)sizeof(float) + 127) / 128 * 128;
 }
 
 /* Registers of a thread.  An SM's quarters have 16384 each, and one of them gets three of nine warps: 80 is what leaves room beside
@@ -116,7 +151,7 @@ held_down_kernel(const __grid_constant__ down_args a) {
     constexpr uint32_t ROWS = 32 / LANES, COLUMNS = 256 * LANES;
     uint8_t *const memory = ptx::dynamic_shared() + PIECES_AT<WARPS>;
     float (*const sums)[ROWS] = (float (*)[ROWS])(memory + WARPS * piece_bytes<LANES>()), *const weights = sums[WARPS],
-          *const residual = weights + WARPS, *const shared_logit = residual + ROWS;
+          *const residual = weights + WARPS, *const shared_weight = residual + ROWS, *const scale = shared_weight + 1;
     const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = blockIdx.x % a.part_count, group = blockIdx.x / a.part_count;
     const uint32_t rank0 = a.routing.used_count * part / a.part_count, ranks = a.routing.used_count * (part + 1) / a.part_count - rank0;
     const bool has_shared = a.shared.tiles != nullptr && part == a.part_count - 1, is_shared = warp >= ranks * a.routed.piece_count;
@@ -129,7 +164,7 @@ held_down_kernel(const __grid_constant__ down_args a) {
     const tile_slots held = { ptx::dynamic_shared() + down_tiles_at<LANES, WARPS>() + warp * tile_bytes_max(TYPES), (uint64_t *)(ptx::dynamic_shared() + WARP_KEYS_BYTES) + warp };
     held.begin();
     if (is_shared && is_there) held.fill(tile, tile_bytes_of(side.type));
-    volatile uint32_t *const place = (volatile uint32_t *)(shared_logit + 1);     /* for the end; not kept in registers so long */
+    volatile uint32_t *const place = (volatile uint32_t *)(scale + 1);     /* for the end; not kept in registers so long */
     if (threadIdx.x == 0) {
         place[0] = ranks;
         place[1] = part;
@@ -140,12 +175,17 @@ held_down_kernel(const __grid_constant__ down_args a) {
     __syncthreads();
     /* Older than what the signal is about, used last: on their way to shared memory, where they take no registers. */
     if (a.sum_out != nullptr && threadIdx.x < ROWS && group * ROWS + threadIdx.x < a.row_count) ptx::cp_async_4(ptx::shared_address(residual + threadIdx.x), a.residual + group * ROWS + threadIdx.x);
-    if (has_shared && threadIdx.x == 0) ptx::cp_async_4(ptx::shared_address(shared_logit), a.shared_logit);
-    routed_warp chosen(a.routing, (uint32_t *)ptx::dynamic_shared());
+    if (warp == 0) {
+        const float own_scale = router_scale(a.routing);
+        if (lane == 0) *scale = own_scale;
+        if (lane == 0 && has_shared) *shared_weight = sigmoid(router_value(a.routing, a.routing.expert_count) * own_scale);
+    }
+    routed_warp chosen = { a.routing };
+    chosen.fetch((uint32_t *)ptx::dynamic_shared());     /* its barrier: scale is there */
     if (!is_shared) {
         tile += chosen.of_rank(rank0 + slot) * a.expert_stride;
         held.fill(tile, tile_bytes_of(side.type));
-        const float weight = chosen.weight_of(rank0 + slot);
+        const float weight = chosen.weight_of(rank0 + slot, scale);
         if (lane == 0 && piece == 0) weights[slot] = weight;
     }
     chain_wait();
@@ -171,7 +211,7 @@ held_down_kernel(const __grid_constant__ down_args a) {
         own[w] = sums[w][threadIdx.x];
         weight[w] = weights[w];
     }
-    const float shared_gate = adds_shared ? sigmoid(*shared_logit) : 0.0f;
+    const float shared_gate = adds_shared ? *shared_weight : 0.0f;
     float routed = 0.0f, shared = 0.0f;
     if (a.routed.piece_count == 1 && a.shared.piece_count == 1) {
 #pragma unroll
@@ -200,15 +240,19 @@ held_down_kernel(const __grid_constant__ down_args a) {
 /* ---- The launches ---- */
 
 struct up_kernel {
-    uint32_t type, warps, shared_bytes;
+    uint32_t type, shared_type, warps, shared_bytes;     /* warps: of the routed experts */
     bool     is_one_round;               /* of jobs */
     void   (*kernel)(up_args);
 };
-template <uint32_t TYPE, uint32_t WARPS, bool IS_ONE_ROUND> constexpr up_kernel up_row() {
-    return { TYPE, WARPS, up_tiles_at<WARPS>() + WARPS * 2 * tile_bytes_of(TYPE), IS_ONE_ROUND, held_up_kernel<TYPE, WARPS, IS_ONE_ROUND> };
+template <uint32_t TYPE, uint32_t WARPS, bool IS_ONE_ROUND, uint32_t SHARED = NO_TYPE> constexpr up_kernel up_row() {
+    return { TYPE, SHARED, WARPS, up_tiles_at<WARPS + 1>() + WARPS * 2 * tile_bytes_of(TYPE) + (SHARED != NO_TYPE ? 2 * tile_bytes_of(SHARED) : 0),
+             IS_ONE_ROUND, held_up_kernel<TYPE, WARPS, IS_ONE_ROUND, SHARED> };
 }
 /* The first row that fits is taken. */
-const up_kernel UP_KERNELS[] = { up_row<SPK_TYPE_Q4_K, 8, true>(), up_row<SPK_TYPE_Q4_K, 12, true>(), up_row<SPK_TYPE_Q4_K, 12, false>(), up_row<SPK_TYPE_Q5_K, 12, false>() };
+const up_kernel UP_KERNELS[] = {
+    up_row<SPK_TYPE_Q4_K, 8, true, SPK_TYPE_Q4_K>(), up_row<SPK_TYPE_Q4_K, 8, true, SPK_TYPE_Q8_0>(), up_row<SPK_TYPE_Q4_K, 12, true>(),
+    up_row<SPK_TYPE_Q4_K, 12, false>(), up_row<SPK_TYPE_Q5_K, 12, false>(),
+};
 
 struct down_kernel {
     uint32_t types, lanes, warps, shared_bytes;      /* warps: at most */
@@ -229,15 +273,18 @@ down_side side_of(const row_matrix &m, const float *h, uint64_t column_count) {
 
 bool launch_held_experts_up(spk_cuda *cuda, const spk_cuda_experts_up *args) {
     if (args->is_streamed || !warp_can_select(args->routing) || args->gate.layout != SPK_LAYOUT_T32 || args->source.count != COUNT || args->source.has_rest) return false;
-    const row_matrix gate = make_row_matrix(args->gate);
+    const bool has_shared = args->shared_h != nullptr;
+    if (has_shared && args->shared_gate.layout != SPK_LAYOUT_T32) return false;
+    const row_matrix gate = make_row_matrix(args->gate), shared = has_shared ? make_row_matrix(args->shared_gate) : row_matrix{};
     const up_args a = { args->source, args->routing, gate.data, args->up.data, args->expert_stride_bytes, (uint32_t)gate.unit_stride, gate.unit_count,
-                        gate.row_count, args->h, args->inputs_ready, args->routed_ready };
+                        gate.row_count, args->h, shared.data, args->shared_up.data, (uint32_t)shared.unit_stride, shared.unit_count, shared.row_count,
+                        args->shared_h, args->routed_ready };
     const uint32_t jobs = args->routing.used_count * gate.unit_count, ctas = std::min(jobs, cuda->sm_count);
     for (const up_kernel &k : UP_KERNELS) {
-        if (k.shared_bytes > cuda->shared_max_bytes || k.type != gate.type || (k.is_one_round && jobs > k.warps * ctas)) continue;
+        if (k.shared_bytes > cuda->shared_max_bytes || k.type != gate.type || k.shared_type != (has_shared ? shared.type : NO_TYPE) || (k.is_one_round && jobs > k.warps * ctas)) continue;
         /* Two CTAs of an SM get their tiles in twice the time, and down waits for the last. */
         const uint32_t shared_bytes = std::max(k.shared_bytes, cuda->shared_alone_bytes);
-        launch(cuda, k.kernel, ctas, 32 * k.warps, shared_bytes, a, "experts up, held");
+        launch(cuda, k.kernel, ctas, 32 * (k.warps + has_shared), shared_bytes, a, "experts up, held");
         return true;
     }
     return false;

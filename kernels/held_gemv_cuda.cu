@@ -6,12 +6,15 @@
  * Launch     one CTA an SM, of 8 to 16 warps; as many threads as there are eights in x prepare it.  A warp's first one or two tiles are
  *            on their way before chain_wait; later ones are asked for when those are done.  Into the mixers, four warps' at a time:
  *            with all 14 MB under way, what the kernel before reads from L2 takes 1.4 us instead of 0.5 (NOTES.md #29)
+ *            Out of the mixers, a CTA takes 16 neighbouring rows and then adds what they contribute to the router (router_cuda.cuh), whose
+ *            weights of these columns, 16 KiB of Qwen3.6, are in shared memory by then
  * Resources  about half of an SM's registers; 11 or 20 KiB of shared memory, and the tiles of each warp
  * Reference  gemv_cuda.cu: the same bits (tests/checkkern compares both with spk_kernels.matmul)
  */
 #include "kernels/backend_cuda.cuh"
 #include "kernels/held_cuda.cuh"
 #include "kernels/held_launch_cuda.cuh"
+#include "kernels/router_cuda.cuh"
 #include "kernels/rows_cuda.cuh"
 
 namespace spk {
@@ -37,7 +40,8 @@ struct held_args {
     rider_segment   riders[SPK_CUDA_SEGMENT_MAX];
     uint32_t        segment_count, rider_segment_count, job_count, rider_count;
     uint32_t        slots_at[HELD_WARPS_MAX];        /* of each warp, from the first on: a warp takes what its own jobs need */
-    spk_cuda_signal inputs_ready;
+    spk_cuda_router router;
+    uint32_t        has_router, router_at;           /* at: of router_part in dynamic shared memory */
 };
 
 __device__ __forceinline__ const held_segment &segment_of(const held_args &a, uint32_t job) {
@@ -93,8 +97,38 @@ template <int RIDERS> __device__ __forceinline__ void put_riders(const held_args
     if ((threadIdx.x & 31) == 0) rider.s->y[rider.row] = __fadd_rn(__fmul_rn(sum, factor), residual);
 }
 
-/* What a warp does at a time: one tile; two jobs' tiles; gate and up of a job; or one of the two, the next warp having the other. */
-enum work { ONE_JOB, TWO_JOBS, PAIR, HALF_PAIR };
+/* What a warp does at a time: one tile; two jobs' tiles; or gate and up of a job. */
+enum work { ONE_JOB, TWO_JOBS, PAIR };
+
+/* ---- The router's part of 16 rows of y ---- */
+
+/* In dynamic shared memory, at a.router_at: those rows; the barrier of the copy; the router's weights of these columns.  Half of the warps have
+ * two rows each, the others none, and the last of those asks for the weights. */
+struct router_part {
+    float4   values[ROUTER_GROUP / 4];
+    uint64_t barrier, align;
+    __device__ __forceinline__ float4 *weights() { return (float4 *)(this + 1); }
+    __device__ __forceinline__ tile_slots copy() { return { (uint8_t *)weights(), &barrier }; }
+};
+constexpr uint32_t ROUTER_WARPS = ROUTER_GROUP / 2;
+__device__ __forceinline__ router_part &router_part_of(const held_args &a) { return *(router_part *)(ptx::dynamic_shared() + a.router_at); }
+__device__ __forceinline__ bool copies_router() { return threadIdx.x / 32 == blockDim.x / 32 - 1; }
+__device__ __forceinline__ void load_router(const held_args &a) {
+    if (!copies_router()) return;
+    const tile_slots copy = router_part_of(a).copy();
+    const uint32_t bytes = router_group_bytes(a.router.row_count);
+    copy.begin();
+    copy.fill((const uint8_t *)a.router.weights + (uint64_t)blockIdx.x * bytes, bytes);
+}
+/* All threads, when the CTA's rows are stored.  Those that had none come first: they need no more than the barrier. */
+__device__ __forceinline__ void add_router(const held_args &a) {
+    router_part &part = router_part_of(a);
+    if (copies_router()) part.copy().wait(0);
+    __syncthreads();
+    const uint32_t first = 32 * ROUTER_WARPS, place = threadIdx.x >= first ? threadIdx.x - first : threadIdx.x + blockDim.x - first;
+    for (uint32_t row = place; row < a.router.row_count; row += blockDim.x) router_add(a.router, row, part.weights(), part.values);
+    if (threadIdx.x == first - 1) router_square(a.router, blockIdx.x, part.values);
+}
 
 /* Shape of a kernel: tile types (a set), super-blocks a row, warps, their work, rows of floats a CTA takes along, whether x has a rest,
  * registers. */
@@ -102,33 +136,31 @@ template <uint32_t TYPES_, uint32_t KB_, uint32_t WARPS_, work WORK_, int RIDERS
     static constexpr uint32_t TYPES = TYPES_, KB = KB_, WARPS = WARPS_, REGISTERS = REGISTERS_;
     static constexpr work WORK = WORK_;
     static constexpr int RIDERS = RIDERS_;
-    static constexpr bool REST = REST_, HAS_TWO = WORK == TWO_JOBS || WORK == PAIR, IS_PAIR = WORK == PAIR || WORK == HALF_PAIR;
-    static constexpr uint32_t WARPS_PER_JOB = WORK == HALF_PAIR ? 2 : 1;
+    static constexpr bool REST = REST_, HAS_TWO = WORK == TWO_JOBS || WORK == PAIR, IS_PAIR = WORK == PAIR;
+    static constexpr bool HAS_ROUTER = KB == 16 && WORK == ONE_JOB, MAY_HAVE_PARTS = HAS_ROUTER;       /* out of the mixers; two rows a tile */
     /* A warp's first tiles are asked for when those of the warp that many before it have come; 0: at once. */
     static constexpr uint32_t BEHIND = WORK == TWO_JOBS && WARPS == 12 ? 4 : 0;
     static constexpr uint32_t PREPARING = KB == 16 && WARPS == 16 ? 512 : 256;     /* threads that prepare x */
 };
 
-/* Dynamic shared memory: x, barriers, sums of up, tiles. */
+/* Dynamic shared memory: x, barriers, tiles. */
 template <class S> __host__ __device__ constexpr uint32_t barriers_at() { return (int8_bytes(256 * S::KB, S::REST) + 15) / 16 * 16; }
-template <class S> __host__ __device__ constexpr uint32_t ups_at() { return barriers_at<S>() + S::WARPS * (uint32_t)sizeof(uint64_t); }
-template <class S> __host__ __device__ constexpr uint32_t tiles_at() {
-    return (ups_at<S>() + (S::WORK == HALF_PAIR ? S::WARPS / 2 * (32 / S::KB) * (uint32_t)sizeof(float) : 0) + 127) / 128 * 128;
-}
+template <class S> __host__ __device__ constexpr uint32_t tiles_at() { return (barriers_at<S>() + S::WARPS * (uint32_t)sizeof(uint64_t) + 127) / 128 * 128; }
 
 /* A warp's tiles of a round. */
 template <class S> struct tile_round {
     const held_args &a;
     uint32_t         job, index;         /* index: of the round */
     uint32_t         type[2];
-    __device__ __forceinline__ static uint32_t step() { return gridDim.x * (S::WARPS / S::WARPS_PER_JOB); }
+    __device__ __forceinline__ static uint32_t step() { return gridDim.x * S::WARPS; }
     /* Found again each time, as addresses would take registers meanwhile. */
     __device__ __forceinline__ tile_slots slots() const { return slots_of(threadIdx.x / 32); }
     __device__ __forceinline__ tile_slots slots_of(uint32_t warp) const {
         return { ptx::dynamic_shared() + tiles_at<S>() + a.slots_at[warp], (uint64_t *)(ptx::dynamic_shared() + barriers_at<S>()) + warp };
     }
     __device__ __forceinline__ void begin() {
-        job = blockIdx.x + gridDim.x * (threadIdx.x / (32 * S::WARPS_PER_JOB));
+        job = blockIdx.x + gridDim.x * (threadIdx.x / 32);
+        if (S::HAS_ROUTER && a.has_router) job = threadIdx.x / 32 < ROUTER_WARPS ? blockIdx.x * ROUTER_WARPS + threadIdx.x / 32 : a.job_count;
         index = 0;
         slots().begin();
         if constexpr (S::BEHIND > 0) {
@@ -143,8 +175,7 @@ template <class S> struct tile_round {
     __device__ __forceinline__ void load() {
         if (!is_there()) return;
         const held_segment &s = segment_of(a, job);
-        const bool is_up = S::WORK == HALF_PAIR && (threadIdx.x & 32) != 0;
-        const uint8_t *const first = tile_of(s, is_up ? s.up : s.tiles, job);
+        const uint8_t *const first = tile_of(s, s.tiles, job);
         type[0] = s.type;
         if (!has_two()) {
             slots().fill(first, tile_bytes_of(s.type));
@@ -197,21 +228,11 @@ template <class S> __device__ __forceinline__ void put(const held_args &a, uint3
     const held_segment &s = segment_of(a, job);
     const job_rows<S::KB> rows(s, job);
     const float residual = S::HAS_TWO ? residual_of<S>(s, job) : ahead;
-    if (rows.is_mine) s.y[rows.row] = __fadd_rn(__fmul_rn(sum, factor), residual);
-}
-
-/* Gate's half of a pair gets up's from the warp after it.  One round; all threads. */
-template <class S> __device__ __forceinline__ void put_halves(const held_args &a, tile_round<S> &round, const input_vector &v, float factor) {
-    float (*const ups)[32 / S::KB] = (float (*)[32 / S::KB])(ptx::dynamic_shared() + ups_at<S>());
-    const uint32_t lane = threadIdx.x & 31, pair = threadIdx.x / 64;
-    const bool is_up = (threadIdx.x & 32) != 0;
-    float sums[2] = { 0.0f, 0.0f };
-    if (round.is_there()) round.dot(v, sums);
-    if (is_up && lane % S::KB == 0) ups[pair][lane / S::KB] = sums[0];
-    __syncthreads();
-    if (is_up || !round.is_there()) return;
-    const job_rows<S::KB> rows(a.segments[0], round.job);
-    if (rows.is_mine) a.segments[0].y[rows.row] = silu(sums[0] * factor) * (ups[pair][lane / S::KB] * factor);
+    if (!rows.is_mine) return;
+    const float y = __fadd_rn(__fmul_rn(sum, factor), residual);
+    s.y[rows.row] = y;
+    if (!S::HAS_ROUTER || !a.has_router) return;
+    ((float *)router_part_of(a).values)[rows.row % ROUTER_GROUP] = y;
 }
 
 template <class S> __device__ __forceinline__ void put_rounds(const held_args &a, tile_round<S> &round, const input_vector &v, float factor, float residual) {
@@ -238,21 +259,21 @@ template <class S> __global__ void __maxnreg__(S::REGISTERS) held_gemv_kernel(co
     constexpr uint32_t COUNT = 256 * S::KB, PREPARING = S::PREPARING;
     constexpr int RIDERS = S::RIDERS, EIGHTS = COUNT / PREPARING / 8;
     const input_vector v = carve_int8(ptx::dynamic_shared(), COUNT, S::REST);
-    tile_round<S> round = { a };
-    round.begin();
+    const bool is_parted = S::MAY_HAVE_PARTS && has_parts(a.source);     /* asked for before the tiles, or it comes after them */
     eight riders[RIDERS > 0 ? RIDERS : 1], norm[EIGHTS];
     load_riders<RIDERS>(a, COUNT, riders);
 #pragma unroll
     for (int e = 0; e < EIGHTS; e++)
         norm[e] = a.source.norm_weight != nullptr && threadIdx.x < PREPARING ? load_eight(a.source.norm_weight + (threadIdx.x + e * PREPARING) * 8) : zero_eight();
-    const uint32_t signal_step = step_of(a.inputs_ready);
+    tile_round<S> round = { a };
+    round.begin();
+    if (S::HAS_ROUTER && a.has_router) load_router(a);
     chain_wait();
-    if (a.inputs_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && threadIdx.x == blockDim.x - 1) give(a.inputs_ready, signal_step);
     float residual = residual_ahead<S>(a, round.job);
-    const float factor = prepare_held<COUNT, EIGHTS, RIDERS>(a.source, v, norm, riders, blockIdx.x == 0);
+    const float factor = prepare_held<COUNT, EIGHTS, RIDERS, S::MAY_HAVE_PARTS>(a.source, v, norm, riders, blockIdx.x == 0, nothing(), is_parted);
     if constexpr (RIDERS > 0) put_riders<RIDERS>(a, v, factor);
-    if constexpr (S::WORK == HALF_PAIR) put_halves(a, round, v, factor);
-    else put_rounds(a, round, v, factor, residual);
+    put_rounds(a, round, v, factor, residual);
+    if (S::HAS_ROUTER && a.has_router) add_router(a);
 }
 
 /* ---- The launch ---- */
@@ -266,7 +287,7 @@ struct held_kernel {
 constexpr uint32_t ROUNDS_MAX = 8;       /* of a warp: longer streams are better off with a deep ring */
 template <uint32_t TYPES, uint32_t KB, uint32_t WARPS, work WORK, int RIDERS, bool REST, uint32_t REGISTERS> constexpr held_kernel row() {
     typedef shape<TYPES, KB, WARPS, WORK, RIDERS, REST, REGISTERS> own;
-    return { TYPES, KB, WARPS, WORK == HALF_PAIR ? WARPS / 2 : ROUNDS_MAX * WARPS, RIDERS, tiles_at<own>(),
+    return { TYPES, KB, WARPS, ROUNDS_MAX * WARPS, RIDERS, tiles_at<own>(),
              own::HAS_TWO, REST, own::IS_PAIR, held_gemv_kernel<own> };
 }
 /* Registers: a quarter of an SM has 16384, and what runs beside a kernel takes half of them. */
@@ -280,10 +301,9 @@ const held_kernel KERNELS[] = {
     /* into the mixers */
     row<Q4_K, 8, 12, TWO_JOBS, 1, true, THREE>(), row<Q5_K, 8, 8, TWO_JOBS, 1, true, TWO>(), row<Q6_K, 8, 8, TWO_JOBS, 1, true, TWO>(),
     row<Q8_0, 8, 8, TWO_JOBS, 1, true, TWO>(), row<Q4_K | Q6_K, 8, 12, TWO_JOBS, 0, true, THREE>(), row<Q4_K | Q8_0, 8, 12, TWO_JOBS, 0, true, THREE>(),
-    /* router, with the shared expert's gate and up, and alone */
-    row<Q4_K, 8, 8, HALF_PAIR, 2, false, TWO>(), row<Q8_0, 8, 8, HALF_PAIR, 2, false, TWO>(),
-    row<Q4_K, 8, 8, PAIR, 2, false, TWO>(), row<Q8_0, 8, 8, PAIR, 2, false, TWO>(),
-    row<Q4_K, 8, 8, TWO_JOBS, 1, false, TWO>(), row<Q8_0, 8, 8, TWO_JOBS, 1, false, TWO>(),
+    /* gate and up of a shared expert or a dense layer, together and alone */
+    row<Q4_K, 8, 8, PAIR, 0, false, TWO>(), row<Q8_0, 8, 8, PAIR, 0, false, TWO>(),
+    row<Q4_K, 8, 8, TWO_JOBS, 0, false, TWO>(), row<Q8_0, 8, 8, TWO_JOBS, 0, false, TWO>(),
     /* out of the mixers */
     row<Q4_K, 16, 16, ONE_JOB, 0, true, FOUR>(), row<Q5_K, 16, 16, ONE_JOB, 0, true, FOUR>(),
     row<Q6_K, 16, 16, ONE_JOB, 0, true, FOUR>(), row<Q8_0, 16, 16, ONE_JOB, 0, true, FOUR>(),
@@ -311,12 +331,17 @@ uint32_t tile_bytes_at(const held_args &a, uint32_t job) {
 }
 /* Where each warp's tiles begin: as far apart as its largest round in any CTA.  Returns the bytes of all. */
 uint32_t place_slots(held_args &a, const held_kernel &k, uint32_t cta_count) {
-    const uint32_t step = cta_count * (k.jobs < k.warps ? k.warps / 2 : k.warps);
+    const uint32_t step = cta_count * k.warps;
     uint32_t at = 0;
+    if (a.has_router) {
+        const uint32_t bytes = (tile_bytes_of(a.segments[0].type) + 127) / 128 * 128;
+        for (uint32_t warp = 0; warp < ROUTER_WARPS; warp++) a.slots_at[warp] = warp * bytes;
+        return ROUTER_WARPS * bytes;
+    }
     for (uint32_t warp = 0; warp < k.warps; warp++) {
         uint32_t most = 0;
         for (uint32_t cta = 0; cta < cta_count; cta++)
-            for (uint32_t job = cta + cta_count * (k.jobs < k.warps ? warp / 2 : warp); job < a.job_count; job += (k.has_two && !k.is_pair ? 2 : 1) * step)
+            for (uint32_t job = cta + cta_count * warp; job < a.job_count; job += (k.has_two && !k.is_pair ? 2 : 1) * step)
                 most = std::max(most, tile_bytes_at(a, job) + (!k.has_two ? 0 : k.is_pair ? tile_bytes_at(a, job) : tile_bytes_at(a, job + step)));
         a.slots_at[warp] = at;
         at += (most + 127) / 128 * 128;
@@ -328,21 +353,29 @@ uint32_t place_slots(held_args &a, const held_kernel &k, uint32_t cta_count) {
 
 bool launch_held_gemv(spk_cuda *cuda, const spk_cuda_gemv *args) {
     const uint32_t kb = args->source.count / 256;
-    if (args->greedy != nullptr || args->is_streamed || args->source.count % 256 != 0) return false;
+    if (args->greedy != nullptr || args->is_streamed || args->source.count % 256 != 0 || (args->source.part_totals != nullptr && kb != 16)) return false;
     held_args a = {};
     a.source = args->source;
-    a.inputs_ready = args->inputs_ready;
+    a.router = args->router;
     uint32_t types = 0;
     for (uint32_t i = 0; i < args->segment_count; i++)
         if (!add_segment(args->segments[i], kb, a, &types)) return false;
     const bool is_pair = a.segment_count == 0 || a.segments[0].up != nullptr;
     for (uint32_t i = 0; i < a.segment_count; i++)
         if ((a.segments[i].up != nullptr) != is_pair || (is_pair && i > 0)) return false;
+    if (args->router.sums != nullptr) {
+        if (kb != 16 || a.segment_count != 1 || is_pair || args->segments[0].w.row_count % ROUTER_GROUP != 0) return false;
+        a.has_router = true;
+    }
     for (const held_kernel &k : KERNELS) {
         if ((types & ~k.types) != 0 || kb != k.kb || (args->source.has_rest != 0) != k.has_rest || is_pair != k.is_pair) continue;
         if (a.rider_count > k.riders * cuda->sm_count || a.job_count > k.jobs * cuda->sm_count) continue;
-        const uint32_t ctas = std::min(cuda->sm_count, std::max(a.job_count, a.rider_count));
+        const uint32_t ctas = a.has_router ? a.job_count / ROUTER_WARPS : std::min(cuda->sm_count, std::max(a.job_count, a.rider_count));
         uint32_t shared_bytes = k.tiles_at + place_slots(a, k, ctas);
+        if (a.has_router) {
+            a.router_at = shared_bytes;
+            shared_bytes += (uint32_t)sizeof(router_part) + router_group_bytes(a.router.row_count);
+        }
         if (k.has_rest && k.has_two) shared_bytes = std::max(shared_bytes, cuda->shared_alone_bytes);     /* into the mixers */
         if (shared_bytes > cuda->shared_max_bytes) continue;
         launch(cuda, k.kernel, ctas, 32 * k.warps, shared_bytes, a, "gemv, held");

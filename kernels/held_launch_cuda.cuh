@@ -12,13 +12,12 @@ struct down_ends {
     spk_cuda_routing routing;
     spk_cuda_signal  routed_ready;
     uint64_t         expert_stride;
-    const float     *shared_logit;
     float           *routed_out[SPK_CUDA_DOWN_PARTS_MAX], *shared_out, *sum_out;
     const float     *residual;
     uint32_t         part_count;
 };
 inline down_ends down_ends_of(const spk_cuda *cuda, const spk_cuda_experts_down *args) {
-    down_ends ends = { args->routing, args->routed_ready, args->expert_stride_bytes, args->shared_logit, {}, args->shared, args->sum,
+    down_ends ends = { args->routing, args->routed_ready, args->expert_stride_bytes, {}, args->shared, args->sum,
                        args->residual, spk_cuda_experts_down_parts(cuda, &args->down, args->routing.used_count) };
     for (int p = 0; p < SPK_CUDA_DOWN_PARTS_MAX; p++) ends.routed_out[p] = args->routed[p];
     return ends;

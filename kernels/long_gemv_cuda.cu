@@ -54,7 +54,7 @@ template <uint32_t TYPE, uint32_t WARPS, uint32_t STAGES> __global__ void __laun
         asked += step;
     };
     chain_wait();
-    const float factor = prepare_held<COUNT, 1, 0>(a.source, v, &norm, nullptr, blockIdx.x == 0, [&] {
+    const float factor = prepare_held<COUNT, 1, 0, false>(a.source, v, &norm, nullptr, blockIdx.x == 0, [&] {
 #pragma unroll
         for (uint32_t s = 0; s < STAGES; s++) ask(s);
     });
@@ -95,7 +95,7 @@ constexpr uint32_t ROUNDS_MIN = 2;       /* of a warp */
 
 bool launch_long_gemv(spk_cuda *cuda, const spk_cuda_gemv *args) {
     const spk_cuda_segment &s = args->segments[0];
-    if (args->is_streamed || args->segment_count != 1 || args->inputs_ready.d_flag != nullptr || is_float(s.w.type) || s.up.data != nullptr ||
+    if (args->is_streamed || args->segment_count != 1 || args->router.sums != nullptr || args->source.part_totals != nullptr || is_float(s.w.type) || s.up.data != nullptr ||
         s.residual != nullptr || args->source.count != COUNT || args->source.has_rest) return false;
     const row_matrix m = make_row_matrix(s.w);
     if (m.piece_count != 1 || m.lanes_per_row != KB) return false;

@@ -8,7 +8,7 @@
 #ifndef SPK_SELECT_CUDA_CUH
 #define SPK_SELECT_CUDA_CUH
 
-#include "kernels/device_cuda.cuh"
+#include "kernels/router_cuda.cuh"
 
 namespace spk {
 
@@ -16,7 +16,7 @@ constexpr uint32_t USED_MAX = 64, EXPERTS_MAX = 1024;
 
 struct chosen_experts {
     uint32_t choice[USED_MAX];
-    float    logit[USED_MAX], weight[USED_MAX];
+    float    value[USED_MAX], weight[USED_MAX];
 };
 
 /* Bytes of candidate keys in shared memory. */
@@ -37,11 +37,11 @@ __device__ __forceinline__ uint32_t rank_in_warp(uint32_t bits, uint32_t lane) {
 }
 
 /* All threads of the CTA; keys has select_bytes.  Ends with a barrier. */
-__device__ __forceinline__ void select_top(const float *logits, uint32_t n, uint32_t k, unsigned long long *keys, chosen_experts &out) {
-    const uint32_t lane = threadIdx.x & 31, groups = (n + 31) / 32, length = k < 32 ? k : 32, count = groups * length;
+__device__ __forceinline__ void select_top(const spk_cuda_routing &a, unsigned long long *keys, chosen_experts &out) {
+    const uint32_t n = a.expert_count, k = a.used_count, lane = threadIdx.x & 31, groups = (n + 31) / 32, length = k < 32 ? k : 32, count = groups * length;
     for (uint32_t g = threadIdx.x >> 5; g < groups; g += blockDim.x >> 5) {
         const uint32_t index = 32 * g + lane;
-        const uint32_t bits = index < n ? order_bits(__ldcg(logits + index) + 0.0f) : 0;      /* -0 ties with +0 */
+        const uint32_t bits = index < n ? order_bits(router_value(a, index)) : 0;
         const uint32_t rank = rank_in_warp(bits, lane);
         if (rank < length) keys[g * length + rank] = index < n ? (unsigned long long)bits << 32 | (0xffffffffu - index) : 0;
     }
@@ -58,17 +58,17 @@ __device__ __forceinline__ void select_top(const float *logits, uint32_t n, uint
         larger += __shfl_xor_sync(FULL, larger, 2);
         if (quarter == 0 && key != 0 && larger < k) {
             out.choice[larger] = 0xffffffffu - (uint32_t)key;
-            out.logit[larger] = order_value((uint32_t)(key >> 32));
+            out.value[larger] = order_value((uint32_t)(key >> 32));
         }
     }
     __syncthreads();
 }
 
 /* Softmax over the chosen; one warp. */
-__device__ __forceinline__ void weigh_chosen(uint32_t k, chosen_experts &c) {
+__device__ __forceinline__ void weigh_chosen(uint32_t k, float scale, chosen_experts &c) {
     const uint32_t lane = threadIdx.x & 31;
-    const float top = c.logit[0];
-    const float e0 = lane < k ? expf(c.logit[lane] - top) : 0.0f, e1 = lane + 32 < k ? expf(c.logit[lane + 32] - top) : 0.0f;
+    const float top = c.value[0];
+    const float e0 = lane < k ? expf((c.value[lane] - top) * scale) : 0.0f, e1 = lane + 32 < k ? expf((c.value[lane + 32] - top) * scale) : 0.0f;
     const float sum = warp_sum(e0 + e1);
     if (lane < k) c.weight[lane] = e0 / sum;
     if (lane + 32 < k) c.weight[lane + 32] = e1 / sum;
@@ -78,9 +78,9 @@ __device__ __forceinline__ void weigh_chosen(uint32_t k, chosen_experts &c) {
 /* The choice, made from logits or read; ends with a barrier.  Weights are there for the warp that says so. */
 __device__ __forceinline__ void route(const spk_cuda_routing &a, unsigned long long *keys, chosen_experts &chosen, bool weighs) {
     const uint32_t lane = threadIdx.x & 31;
-    if (a.logits != nullptr) {
-        select_top(a.logits, a.expert_count, a.used_count, keys, chosen);
-        if (weighs) weigh_chosen(a.used_count, chosen);
+    if (a.choice == nullptr) {
+        select_top(a, keys, chosen);
+        if (weighs) weigh_chosen(a.used_count, router_scale(a), chosen);
         return;
     }
     for (uint32_t r = threadIdx.x; r < a.used_count; r += blockDim.x) chosen.choice[r] = __ldcg(a.choice + r);
@@ -93,8 +93,8 @@ __device__ __forceinline__ void route(const spk_cuda_routing &a, unsigned long l
  * every warp of the GPU did, it would wait for the few slices of L2 that have them (NOTES.md #19). */
 constexpr uint32_t WARP_EXPERTS_MAX = 256, WARP_USED_MAX = 32, WARP_KEYS_BYTES = WARP_EXPERTS_MAX * sizeof(uint32_t);
 /* All threads; ends with a barrier.  A key of 0 is none; 16-byte aligned. */
-__device__ __forceinline__ void fetch_keys(const float *logits, uint32_t n, uint32_t *keys) {
-    for (uint32_t i = threadIdx.x; i < WARP_EXPERTS_MAX; i += blockDim.x) keys[i] = i < n ? max(order_bits(__ldcg(logits + i) + 0.0f), 1u) : 0;   /* -0 ties with +0 */
+__device__ __forceinline__ void fetch_keys(const spk_cuda_routing &a, uint32_t *keys) {
+    for (uint32_t i = threadIdx.x; i < WARP_EXPERTS_MAX; i += blockDim.x) keys[i] = i < a.expert_count ? order_bits(router_value(a, i)) : 0;
     __syncthreads();
 }
 struct warp_choice {
@@ -157,14 +157,14 @@ struct warp_choice {
         return last = 8 * winner + __shfl_sync(FULL, __ffs(equal) - 1, winner);
     }
     /* Softmax over the first k, in lane r that of rank r. */
-    __device__ __forceinline__ float weigh(uint32_t k) {
+    __device__ __forceinline__ float weigh(uint32_t k, float scale) {
         while (found < k) {
             uint32_t winner;
             const uint32_t top = top_key(winner);
             pop(top, winner);
         }
         const uint32_t lane = threadIdx.x & 31;
-        const float top = __shfl_sync(FULL, order_value(value_bits), 0), e = lane < k ? expf(order_value(value_bits) - top) : 0.0f;
+        const float top = __shfl_sync(FULL, order_value(value_bits), 0), e = lane < k ? expf((order_value(value_bits) - top) * scale) : 0.0f;
         return e / warp_sum(e);
     }
 };
@@ -173,17 +173,17 @@ struct routed_warp {
     const spk_cuda_routing &a;
     warp_choice             made;
     /* All threads; keys has WARP_KEYS_BYTES. */
-    __device__ __forceinline__ routed_warp(const spk_cuda_routing &routing, uint32_t *keys) : a(routing) {
-        if (a.logits == nullptr) return;
-        fetch_keys(a.logits, a.expert_count, keys);
+    __device__ __forceinline__ void fetch(uint32_t *keys) {
+        if (a.choice != nullptr) return;
+        fetch_keys(a, keys);
         made.load(keys);
     }
-    __device__ __forceinline__ uint32_t of_rank(uint32_t rank) { return a.logits != nullptr ? made.of_rank(rank) : __ldcg(a.choice + rank); }
-    __device__ __forceinline__ float weight_of(uint32_t rank) {
-        return a.logits != nullptr ? __shfl_sync(FULL, made.weigh(a.used_count), rank) : __ldcg(a.weight + rank);
+    __device__ __forceinline__ uint32_t of_rank(uint32_t rank) { return a.choice == nullptr ? made.of_rank(rank) : __ldcg(a.choice + rank); }
+    __device__ __forceinline__ float weight_of(uint32_t rank, const float *scale) {      /* of router_scale; read where this warp selects */
+        return a.choice == nullptr ? __shfl_sync(FULL, made.weigh(a.used_count, *scale), rank) : __ldcg(a.weight + rank);
     }
 };
-inline bool warp_can_select(const spk_cuda_routing &r) { return r.logits == nullptr || (r.expert_count <= WARP_EXPERTS_MAX && r.used_count <= WARP_USED_MAX); }
+inline bool warp_can_select(const spk_cuda_routing &r) { return r.choice != nullptr || (r.expert_count <= WARP_EXPERTS_MAX && r.used_count <= WARP_USED_MAX); }
 
 } // namespace spk
 

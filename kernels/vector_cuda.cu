@@ -4,7 +4,7 @@
  * They share prepare_input and the scalar formulas with the fused kernels, and so give the same bits.
  */
 #include "kernels/backend_cuda.cuh"
-#include "kernels/input_cuda.cuh"
+#include "kernels/router_cuda.cuh"
 
 namespace spk {
 namespace {
@@ -96,6 +96,7 @@ __global__ void __launch_bounds__(THREADS) embed_kernel(const __grid_constant__ 
     const uint32_t position = __ldcg(p.a.sequence.d_position), token = __ldcg(p.a.sequence.d_tokens + position);
     const uint32_t i = blockIdx.x * THREADS + threadIdx.x;
     if (i < p.a.embedding.col_count) p.a.d_x[i] = weight_at(p, token, i);
+    for (uint32_t c = i; c < p.a.clear_count; c += gridDim.x * THREADS) p.a.d_clear[router_place(c)] = 0;
     if (i < p.a.rope_dim / 2) {
         double turns = (double)position * p.a.d_turns[i], sine, cosine;
         sincospi(2.0 * (turns - rint(turns)), &sine, &cosine);
@@ -121,8 +122,8 @@ __global__ void __launch_bounds__(THREADS) elementwise_kernel(const __grid_const
     chain_release();
     chain_wait();
     const uint32_t i = blockIdx.x * THREADS + threadIdx.x;
-    if (i >= e.count) return;
-    float a = __ldcg(e.a + i);
+    float a = i < e.count ? __ldcg(e.a + i) : 0.0f;
+    if (i >= e.count && e.op != SPK_CUDA_SHARED_SCALE) return;
     switch (e.op) {
     case SPK_CUDA_ADD:
         a += __ldcg(e.b + i);
@@ -132,11 +133,11 @@ __global__ void __launch_bounds__(THREADS) elementwise_kernel(const __grid_const
     case SPK_CUDA_SWIGLU:
         a = silu(a) * __ldcg(e.b + i);
         break;
-    case SPK_CUDA_SIGMOID_SCALE:
-        a = a * sigmoid(__ldcg(e.b));
+    case SPK_CUDA_SHARED_SCALE:
+        a = a * sigmoid(router_value(e.routing, e.routing.expert_count) * router_scale(e.routing));
         break;
     }
-    e.out[i] = a;
+    if (i < e.count) e.out[i] = a;
 }
 
 __global__ void __launch_bounds__(32) tick_kernel(const __grid_constant__ tick_args a) {

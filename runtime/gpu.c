@@ -58,6 +58,7 @@ void spk_gpu_model_destroy(spk_gpu_model *g) {
     if (g == NULL) return;
     if (g->d_sections[0] != NULL) spk_cuda_free(g->cuda, g->d_sections[0]);
     if (g->d_vectors != NULL) spk_cuda_free(g->cuda, g->d_vectors);
+    if (g->d_routers != NULL) spk_cuda_free(g->cuda, g->d_routers);
     spk_cuda_close(g->cuda);
     free(g);
 }
@@ -97,19 +98,21 @@ static void carve(spk_gpu_session *s, arena *a) {
     s->turns = take(a, c->rope_dim / 2 * sizeof(double));
     s->choice = take(a, c->expert_used_count * sizeof(uint32_t));
     s->sequence.d_step = take(a, sizeof(uint32_t));
-    s->flags = take(a, 2 * (uint64_t)c->layer_count * sizeof(uint32_t));
+    s->flags = take(a, (uint64_t)c->layer_count * sizeof(uint32_t));
     for (int i = 0; i < 2; i++) s->x[i] = take_floats(a, c->hidden_size);
     s->delta = take_floats(a, c->hidden_size);
     s->normed = take_floats(a, c->hidden_size);
     uint64_t gdn_width = spk_conv_dim(c) + spk_value_dim(c) + 2 * (uint64_t)c->gdn_v_head_count + 128;
     uint64_t attention_width = 2 * spk_q_dim(c) + 2 * (uint64_t)c->kv_head_count * c->head_dim + 128;
     s->project = take_floats(a, gdn_width > attention_width ? gdn_width : attention_width);
-    s->mixed = take_floats(a, spk_value_dim(c) > spk_q_dim(c) ? spk_value_dim(c) : spk_q_dim(c));
+    s->mixed = take_floats(a, spk_value_dim(c) > 2 * spk_q_dim(c) ? spk_value_dim(c) : 2 * spk_q_dim(c));
+    s->part_totals = take_floats(a, 4 * (uint64_t)c->head_count);
     s->conv_out = take_floats(a, spk_conv_dim(c));
     s->delta_out = take_floats(a, spk_value_dim(c));
     s->cos_sin = take_floats(a, c->rope_dim);
     s->partial = take(a, spk_cuda_attention_scratch_bytes(s->cuda, &shape));
-    s->router = take_floats(a, c->expert_count + 1);
+    s->router_sums = take(a, spk_cuda_router_words(c->layer_count * spk_router_places(c)) * sizeof(long long));
+    s->router_squares = take_floats(a, c->hidden_size / SPK_CUDA_ROUTER_GROUP);
     s->weight = take_floats(a, c->expert_used_count);
     s->h = take_floats(a, (uint64_t)c->expert_used_count * c->expert_ff_size + c->dense_ff_size);
     s->shared_h = take_floats(a, c->shared_ff_size);

@@ -12,7 +12,7 @@ struct spk_gpu_model {
     spk_cuda *cuda;
     uint8_t  *d_sections[SPK_PLACE_COUNT];
     uint64_t  section_bytes[SPK_PLACE_COUNT];
-    float    *d_vectors;
+    float    *d_vectors, *d_routers;            /* of all layers, as spk_cuda_router has them */
     spk_load_times times;
 };
 
@@ -32,9 +32,10 @@ struct spk_gpu_session {
     unsigned long long *d_best;
     uint32_t *d_arrivals;
     float    *x[2], *delta, *project, *mixed, *normed, *conv_out, *delta_out, *cos_sin, *partial;
-    float    *router, *weight, *h, *shared_h, *shared_parts, *routed[SPK_CUDA_DOWN_PARTS_MAX], *shared, *norm_factor, *squares, *logits;
+    float    *part_totals, *weight, *router_squares, *h, *shared_h, *shared_parts, *routed[SPK_CUDA_DOWN_PARTS_MAX], *shared, *norm_factor, *squares, *logits;
     double   *turns;
-    uint32_t *choice, *flags;            /* flags: two signals a layer */
+    long long *router_sums;              /* of all layers: cleared when a step begins */
+    uint32_t *choice, *flags;            /* flags: a signal a layer */
     struct { float *conv, *delta; void *k, *v; } *layers;
     bool           is_account;                  /* the step that is being recorded ends with its logits: gpu_account.c */
     struct spk_account *account;                /* where it is marked, or NULL */
@@ -47,6 +48,9 @@ struct spk_gpu_session {
 static inline uint64_t spk_key_dim(const spk_model_config *c) { return (uint64_t)c->gdn_k_head_count * c->gdn_k_dim; }
 static inline uint64_t spk_value_dim(const spk_model_config *c) { return (uint64_t)c->gdn_v_head_count * c->gdn_v_dim; }
 static inline uint64_t spk_conv_dim(const spk_model_config *c) { return 2 * spk_key_dim(c) + spk_value_dim(c); }
+/* Rows of a layer's router, the shared expert's with them; and those that its sums take, as spk_cuda_router_words wants them. */
+static inline uint32_t spk_router_rows(const spk_model_config *c) { return c->expert_count + (c->shared_ff_size > 0); }
+static inline uint32_t spk_router_places(const spk_model_config *c) { return (spk_router_rows(c) + 3) / 4 * 4; }
 static inline uint64_t spk_q_dim(const spk_model_config *c) { return (uint64_t)c->head_count * c->head_dim; }
 
 static inline double spk_gpu_now_s(void) {
@@ -61,6 +65,10 @@ SPK_MUST_CHECK spk_status spk_gpu_start_take(spk_gpu_start *start, spk_cuda **ou
 /* gpu_load.c: all sections but EXTRA to the device, those of a pack checked against its checksums on the way. */
 SPK_MUST_CHECK spk_status spk_gpu_load(const spk_model *model, spk_gpu_model *gpu, const spk_model_options *options,
                                        spk_error *err);
+
+/* The device's copy of a host matrix or vector of the model. */
+spk_matrix   spk_gpu_matrix(const spk_model *model, const spk_gpu_model *gpu, spk_matrix w);
+const float *spk_gpu_vector(const spk_model *model, const spk_gpu_model *gpu, const float *v);
 
 /* gpu_step.c: the shape of an attention layer, and the whole step as launches into the session's open recording. */
 spk_cuda_attention spk_gpu_attention_shape(const spk_gpu_session *session);

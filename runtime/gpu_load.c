@@ -61,6 +61,40 @@ static spk_status load_sections(const spk_model *m, spk_gpu_model *g, const spk_
     return status;
 }
 
+spk_matrix spk_gpu_matrix(const spk_model *m, const spk_gpu_model *g, spk_matrix w) {
+    for (uint32_t i = 0; i < SPK_PLACE_COUNT; i++)
+        if (w.data >= m->sections[i] && w.data < m->sections[i] + m->section_bytes[i]) {
+            w.data = g->d_sections[i] + (w.data - m->sections[i]);
+            return w;
+        }
+    w.data = NULL;
+    return w;
+}
+const float *spk_gpu_vector(const spk_model *m, const spk_gpu_model *g, const float *v) { return v == NULL ? NULL : g->d_vectors + (v - m->vectors); }
+
+/* Routers, from the device's own copies. */
+static spk_status arrange_routers(const spk_model *m, spk_gpu_model *g, spk_error *err) {
+    const spk_model_config *c = &m->config;
+    uint64_t router_count = (uint64_t)spk_router_rows(c) * c->hidden_size;
+    void *routers = NULL;
+    spk_cuda_step *step = NULL;
+    if (c->expert_count == 0) return SPK_OK;
+    SPK_TRY(spk_cuda_allocate_raw(g->cuda, c->layer_count * router_count * sizeof(float), "the model's routers", &routers, err));
+    g->d_routers = routers;
+    SPK_TRY(spk_cuda_step_begin(g->cuda, err));
+    for (uint32_t i = 0; i < c->layer_count; i++) {
+        const spk_layer *layer = &m->layers[i];
+        spk_cuda_router_source source = { .experts = spk_gpu_matrix(m, g, layer->router), .shared = spk_gpu_matrix(m, g, layer->shared_router),
+                                          .norm_weight = spk_gpu_vector(m, g, layer->ffn_norm), .out = g->d_routers + i * router_count };
+        spk_cuda_launch_router_source(g->cuda, &source);
+    }
+    SPK_TRY(spk_cuda_step_end(g->cuda, &step, err));
+    spk_status status = spk_cuda_step_run(g->cuda, step, 1, err);
+    if (status == SPK_OK) status = spk_cuda_wait(g->cuda, err);
+    spk_cuda_step_free(step);
+    return status;
+}
+
 spk_status spk_gpu_load(const spk_model *m, spk_gpu_model *g, const spk_model_options *options, spk_error *err) {
     double start_s = spk_gpu_now_s();
     void *vectors = NULL;
@@ -69,6 +103,7 @@ spk_status spk_gpu_load(const spk_model *m, spk_gpu_model *g, const spk_model_op
     SPK_TRY(spk_cuda_allocate_raw(g->cuda, vector_bytes, "the model's vectors", &vectors, err));
     g->d_vectors = vectors;
     SPK_TRY(spk_cuda_upload(g->cuda, g->d_vectors, m->vectors, vector_bytes, err));
+    SPK_TRY(arrange_routers(m, g, err));
     g->times.load_s = spk_gpu_now_s() - start_s;
     return SPK_OK;
 }

@@ -8,20 +8,8 @@
 
 #include <string.h>
 
-/* The device's copy of a host matrix or vector of the model. */
-static spk_matrix on_device(const spk_gpu_session *s, spk_matrix w) {
-    const spk_model *m = s->model;
-    for (uint32_t i = 0; i < SPK_PLACE_COUNT; i++)
-        if (w.data >= m->sections[i] && w.data < m->sections[i] + m->section_bytes[i]) {
-            w.data = s->gpu->d_sections[i] + (w.data - m->sections[i]);
-            return w;
-        }
-    w.data = NULL;
-    return w;
-}
-static const float *vector_on_device(const spk_gpu_session *s, const float *v) {
-    return v == NULL ? NULL : s->gpu->d_vectors + (v - s->model->vectors);
-}
+static spk_matrix on_device(const spk_gpu_session *s, spk_matrix w) { return spk_gpu_matrix(s->model, s->gpu, w); }
+static const float *vector_on_device(const spk_gpu_session *s, const float *v) { return spk_gpu_vector(s->model, s->gpu, v); }
 
 spk_cuda_attention spk_gpu_attention_shape(const spk_gpu_session *s) {
     const spk_model_config *c = &s->model->config;
@@ -84,14 +72,27 @@ static void gemv_one(spk_gpu_session *s, spk_cuda_source source, spk_matrix w, f
     launch_gemv(s, &g);
 }
 
-/* x += W source, by the kernel itself or left for whoever norms next. */
-static void project_out(spk_gpu_session *s, stream_state *st, spk_cuda_source source, spk_matrix w) {
+/* The router of a layer that has experts. */
+static spk_cuda_router router_of(const spk_gpu_session *s, uint32_t index) {
+    const spk_model_config *c = &s->model->config;
+    return (spk_cuda_router){ .weights = s->gpu->d_routers + index * spk_router_rows(c) * (uint64_t)c->hidden_size,
+                              .row_count = spk_router_rows(c), .column_count = c->hidden_size,
+                              .sums = s->router_sums + spk_cuda_router_words(index * spk_router_places(c)), .squares = s->router_squares };
+}
+
+/* x += W source, by the kernel itself or left for whoever norms next.  Out of a mixer the same kernel may make the router's sums. */
+static void project_out(spk_gpu_session *s, stream_state *st, spk_cuda_source source, spk_matrix w, const spk_cuda_router *router) {
     float *x = s->x[st->current];
     bool fused = s->fusions & SPK_FUSE_ADDNORM3;
     spk_cuda_gemv g = { .source = source, .segment_count = 1,
                         .segments = { { .w = on_device(s, w), .y = fused ? x : s->delta, .residual = fused ? x : NULL } } };
+    if (router != NULL && fused && (s->fusions & SPK_FUSE_ROUTER)) g.router = *router;
     launch_gemv(s, &g);
     if (!fused) st->pending[0] = s->delta;
+}
+static void project_mixer_out(spk_gpu_session *s, stream_state *st, spk_cuda_source source, spk_matrix w, uint32_t index) {
+    spk_cuda_router router = router_of(s, index);
+    project_out(s, st, source, w, s->model->config.expert_count > 0 ? &router : NULL);
 }
 
 static void add_segment(spk_gpu_session *s, spk_cuda_gemv *g, spk_matrix w, spk_matrix up, float *y) {
@@ -127,7 +128,7 @@ static void record_gdn(spk_gpu_session *s, stream_state *st, uint32_t index) {
         out.head_dim = c->gdn_v_dim;
         out.eps = c->rms_eps;
     }
-    project_out(s, st, out, layer->gdn_out);
+    project_mixer_out(s, st, out, layer->gdn_out, index);
     mark(s, SPK_PHASE_MIXER_OUT, weight_bytes(&layer->gdn_out));
 }
 
@@ -154,9 +155,11 @@ static void record_attention(spk_gpu_session *s, stream_state *st, uint32_t inde
     attention.v_cache = s->layers[index].v;
     attention.partial = s->partial;
     attention.out = s->mixed;
+    attention.part_totals = spk_cuda_attention_has_parts(s->cuda, &attention) ? s->part_totals : NULL;
     spk_cuda_launch_attention(s->cuda, &attention);
     mark(s, SPK_PHASE_ATTENTION, 0);     /* by the position, which spk_gpu_account knows */
-    project_out(s, st, (spk_cuda_source){ .x = s->mixed, .count = (uint32_t)spk_q_dim(c), .has_rest = 1 }, layer->attn_out);
+    project_mixer_out(s, st, (spk_cuda_source){ .x = s->mixed, .part_totals = attention.part_totals, .d_position = attention.d_position, .head_dim = c->head_dim,
+                                                 .count = (uint32_t)spk_q_dim(c), .has_rest = 1 }, layer->attn_out, index);
     mark(s, SPK_PHASE_MIXER_OUT, weight_bytes(&layer->attn_out));
 }
 
@@ -179,16 +182,15 @@ static void record_dense(spk_gpu_session *s, stream_state *st, const spk_layer *
     add_segment(s, &g, layer->shared_gate, layer->shared_up, s->h);
     if (is_pair(layer)) launch_gemv(s, &g);
     else record_gate_up(s, layer, source, ff, s->h);
-    project_out(s, st, (spk_cuda_source){ .x = s->h, .count = ff, .has_rest = 1 }, layer->shared_down);
+    project_out(s, st, (spk_cuda_source){ .x = s->h, .count = ff, .has_rest = 1 }, layer->shared_down, NULL);
     mark(s, SPK_PHASE_FFN, weight_bytes(&layer->shared_gate) + weight_bytes(&layer->shared_up) + weight_bytes(&layer->shared_down));
 }
 
-static void record_shared_down(spk_gpu_session *s, const spk_layer *layer) {
+static void record_shared_down(spk_gpu_session *s, const spk_layer *layer, spk_cuda_routing routing) {
     const spk_model_config *c = &s->model->config;
     float *raw = s->shared_parts + 2 * (uint64_t)c->shared_ff_size;
     gemv_one(s, (spk_cuda_source){ .x = s->shared_h, .count = c->shared_ff_size, .has_rest = 1 }, layer->shared_down, raw);
-    spk_cuda_elementwise scale = { .op = SPK_CUDA_SIGMOID_SCALE, .a = raw, .b = s->router + c->expert_count, .out = s->shared,
-                                   .count = c->hidden_size };
+    spk_cuda_elementwise scale = { .op = SPK_CUDA_SHARED_SCALE, .a = raw, .routing = routing, .out = s->shared, .count = c->hidden_size };
     spk_cuda_launch_elementwise(s->cuda, &scale);
 }
 
@@ -197,35 +199,35 @@ static void record_experts(spk_gpu_session *s, uint32_t index, spk_cuda_source s
     const spk_model_config *c = &s->model->config;
     const spk_matrix none = { 0 };
     bool has_shared = c->shared_ff_size > 0, fuse_shared = s->fusions & SPK_FUSE_SHEXP;
-    spk_cuda_signal inputs_ready = { s->flags + 2 * index, s->sequence.d_step }, routed_ready = { s->flags + 2 * index + 1, s->sequence.d_step };
-    spk_cuda_gemv g = { .source = source, .inputs_ready = inputs_ready };
-    add_segment(s, &g, layer->router, none, s->router);
-    if (has_shared) add_segment(s, &g, layer->shared_router, none, s->router + c->expert_count);
-    bool is_shared_pair = fuse_shared && is_pair(layer);
-    if (has_shared && is_shared_pair) add_segment(s, &g, layer->shared_gate, layer->shared_up, s->shared_h);
-    launch_gemv(s, &g);
-    spk_cuda_source again = source;      /* the same sums, not the sum that this kernel writes: complete before it runs */
-    again.x_out = NULL;
-    if (has_shared && !is_shared_pair) record_gate_up(s, layer, again, c->shared_ff_size, s->shared_h);
-    mark(s, SPK_PHASE_ROUTER, weight_bytes(&layer->router) + weight_bytes(&layer->shared_router) + weight_bytes(&layer->shared_gate) + weight_bytes(&layer->shared_up));
-    spk_cuda_routing routing = { .logits = s->router, .expert_count = c->expert_count, .used_count = c->expert_used_count };
+    spk_cuda_signal routed_ready = { s->flags + index, s->sequence.d_step };
+    spk_cuda_router router = router_of(s, index);
+    spk_cuda_routing routing = { .sums = router.sums, .squares = router.squares, .expert_count = c->expert_count, .used_count = c->expert_used_count,
+                                 .column_count = c->hidden_size, .eps = c->rms_eps };
+    if (!(s->fusions & SPK_FUSE_ROUTER) || !(s->fusions & SPK_FUSE_ADDNORM3)) spk_cuda_launch_router(s->cuda, &router, s->x[st->current]);
     if (!(s->fusions & SPK_FUSE_ROUTER)) {
-        spk_cuda_top_k top = { s->router, s->choice, s->weight, c->expert_count, c->expert_used_count };
+        spk_cuda_top_k top = { routing, s->choice, s->weight };
         spk_cuda_launch_top_k(s->cuda, &top);
-        routing = (spk_cuda_routing){ .choice = s->choice, .weight = s->weight, .expert_count = c->expert_count,
-                                      .used_count = c->expert_used_count };
+        routing.choice = s->choice;
+        routing.weight = s->weight;
     }
-    spk_cuda_experts_up up = { .source = again, .routing = routing, .gate = on_device(s, layer->expert_gate.first),
+    bool is_shared_pair = fuse_shared && is_pair(layer);
+    if (has_shared && !is_shared_pair) record_gate_up(s, layer, source, c->shared_ff_size, s->shared_h);
+    mark(s, SPK_PHASE_ROUTER, weight_bytes(&layer->router) + weight_bytes(&layer->shared_router) + weight_bytes(&layer->shared_gate) + weight_bytes(&layer->shared_up));
+    spk_cuda_experts_up up = { .source = source, .routing = routing, .gate = on_device(s, layer->expert_gate.first),
                                .up = on_device(s, layer->expert_up.first), .expert_stride_bytes = layer->expert_gate.stride_bytes,
-                               .h = s->h, .inputs_ready = inputs_ready, .routed_ready = routed_ready,
-                               .is_streamed = is_streamed(s) };
+                               .h = s->h, .routed_ready = routed_ready, .is_streamed = is_streamed(s) };
+    if (has_shared && is_shared_pair) {
+        up.shared_gate = on_device(s, layer->shared_gate);
+        up.shared_up = on_device(s, layer->shared_up);
+        up.shared_h = s->shared_h;
+    }
     spk_cuda_launch_experts_up(s->cuda, &up);
     mark(s, SPK_PHASE_EXPERTS_UP, c->expert_used_count * (weight_bytes(&layer->expert_gate.first) + weight_bytes(&layer->expert_up.first)));
-    if (has_shared && !fuse_shared) record_shared_down(s, layer);
+    if (has_shared && !fuse_shared) record_shared_down(s, layer, routing);
     spk_cuda_experts_down down = { .routing = routing, .routed_ready = routed_ready, .down = on_device(s, layer->expert_down.first),
                                    .shared_down = has_shared && fuse_shared ? on_device(s, layer->shared_down) : none,
                                    .expert_stride_bytes = layer->expert_down.stride_bytes, .h = s->h, .shared_h = s->shared_h,
-                                   .shared_logit = s->router + c->expert_count, .routed = { s->routed[0], s->routed[1] },
+                                   .routed = { s->routed[0], s->routed[1] },
                                    .shared = s->shared, .is_streamed = is_streamed(s) };
     uint32_t parts = spk_cuda_experts_down_parts(s->cuda, &down.down, c->expert_used_count), next = 0;
     bool adds = (s->fusions & SPK_FUSE_ADDNORM3) && parts == 1 && (!has_shared || fuse_shared);
@@ -241,7 +243,7 @@ void spk_gpu_record_step(spk_gpu_session *s) {
     const spk_model *m = s->model;
     stream_state st = { 0 };
     spk_cuda_embed embed = { .sequence = s->sequence, .embedding = on_device(s, m->embedding), .d_turns = s->turns,
-                             .rope_dim = m->config.rope_dim, .d_x = s->x[0], .d_cos_sin = s->cos_sin };
+                             .rope_dim = m->config.rope_dim, .d_x = s->x[0], .d_cos_sin = s->cos_sin, .d_clear = s->router_sums, .clear_count = m->config.layer_count * spk_router_places(&m->config) };
     bool fuse_norm = s->fusions & SPK_FUSE_ADDNORM3;
     spk_cuda_launch_embed(s->cuda, &embed);
     mark(s, SPK_PHASE_EMBED, 0);

@@ -5,8 +5,8 @@
  * must come back as they went.  A case is recorded once and run twice: outputs are poisoned before either run and must have
  * the same bits after both.  Weights lie in a second block, uploaded once.
  *
- * Inputs that an earlier kernel of a step would have written are "staged": a kernel at the head of the step copies them to where
- * the kernels under test read them.  Whoever reads before chain_wait, or before the signal, finds poison there.
+ * Inputs that an earlier kernel of a step would have written are "staged": a kernel at the head of the step (an embedding row of floats, any
+ * bits) copies them to where the kernels under test read them.  Whoever reads before chain_wait, or before the signal, finds poison there.
  */
 #ifndef SPK_CHECKKERN_CUDA_H
 #define SPK_CHECKKERN_CUDA_H
@@ -15,7 +15,7 @@
 #include "kernels/cuda.h"
 #include "tests/checkkern_common.h"
 
-enum { REGION_MAX = 128, DEVICE_ALIGN = 256, STAGE_FLOATS = 1 << 16 };
+enum { REGION_MAX = 192, DEVICE_ALIGN = 256, STAGE_FLOATS = 1 << 17 };
 #define WORK_BYTES_MAX   (UINT64_C(192) << 20)
 #define WEIGHT_BYTES_MAX (UINT64_C(1) << 30)
 
@@ -35,7 +35,7 @@ typedef struct {
     uint32_t  region_count;
     uint8_t  *weights, *d_weights;
     uint64_t  weight_used, weight_uploaded;
-    float    *d_minus_zeros;              /* [STAGE_FLOATS]: what changes no float that it is added to */
+    uint32_t *d_zero;                     /* the position of what is staged, and its token */
     float    *stage, *d_stage, *d_live;   /* host picture, where it is uploaded to, where kernels find it */
     uint32_t  stage_used;
 } device_case;
@@ -60,20 +60,18 @@ static void device_open(device_case *t, spk_cuda *cuda) {
     t->d_memory = memory;
     MUST(spk_cuda_allocate(cuda, WEIGHT_BYTES_MAX, "the checker's weights", &memory, &must_error));
     t->d_weights = memory;
-    MUST(spk_cuda_allocate(cuda, STAGE_FLOATS * sizeof(float), "the checker's zeros", &memory, &must_error));
-    t->d_minus_zeros = memory;
+    MUST(spk_cuda_allocate(cuda, sizeof *t->d_zero, "the checker's position", &memory, &must_error));
+    t->d_zero = memory;
     t->host = must(malloc(WORK_BYTES_MAX));
     t->back[0] = must(malloc(WORK_BYTES_MAX));
     t->back[1] = must(malloc(WORK_BYTES_MAX));
     t->weights = must(malloc(WEIGHT_BYTES_MAX));
-    for (int i = 0; i < STAGE_FLOATS; i++) ((float *)(void *)t->host)[i] = -0.0f;
-    MUST(spk_cuda_upload(cuda, t->d_minus_zeros, t->host, STAGE_FLOATS * sizeof(float), &must_error));
 }
 
 static void device_close(device_case *t) {
     spk_cuda_free(t->cuda, t->d_memory);
     spk_cuda_free(t->cuda, t->d_weights);
-    spk_cuda_free(t->cuda, t->d_minus_zeros);
+    spk_cuda_free(t->cuda, t->d_zero);
     spk_pool_destroy(t->pool);
     free(t->host), free(t->back[0]), free(t->back[1]), free(t->weights);
     spk_cuda_close(t->cuda);
@@ -147,10 +145,11 @@ static float *take_input_as(device_case *t, uint32_t count, x_pattern pattern) {
 static void case_record(device_case *t) {
     MUST(spk_cuda_step_begin(t->cuda, &must_error));
     if (t->stage_used == 0) return;
-    spk_cuda_elementwise copy = {
-        .op = SPK_CUDA_ADD, .a = t->d_stage, .b = t->d_minus_zeros, .out = t->d_live, .count = t->stage_used
-    };
-    spk_cuda_launch_elementwise(t->cuda, &copy);
+    const uint8_t *staged = (const uint8_t *)t->d_stage;
+    spk_cuda_embed copy = { .sequence = { .d_tokens = t->d_zero, .d_position = t->d_zero },
+                            .embedding = { staged, t->stage_used * sizeof(float), SPK_TYPE_F32, SPK_LAYOUT_ROWS, 1, t->stage_used },
+                            .d_x = t->d_live };
+    spk_cuda_launch_embed(t->cuda, &copy);
 }
 
 static bool is_unchanged(region_kind kind) { return kind == INPUT || kind == COUNTER; }

@@ -50,19 +50,26 @@ static void bench_chain(device_case *t, const cuda_item *item, double read_gbps)
 
 /* ---- Chains ---- */
 
-static void bench_gemv(device_case *t, const gemv_spec *spec, double read_gbps) {
+/* A projection: with its router, as out of a mixer. */
+static void bench_gemv(device_case *t, const gemv_spec *spec, const projection_spec *projection, double read_gbps) {
     char shape[160];
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < SPK_CUDA_SEGMENT_MAX && spec->segments[i].rows != 0; i++)
         bytes += matrix_bytes(spec->segments[i].type, spec->segments[i].rows, spec->count) *
                  (spec->segments[i].is_pair ? 2 : 1);
     describe_gemv(spec, W_RANDOM, X_RANDOM);
+    if (projection != NULL) describe_projection(projection, W_RANDOM, X_RANDOM, NULL);
     (void)snprintf(shape, sizeof shape, "%s", strstr(case_text, "gemv ") + 5);
     for (char *c = shape; *c != '\0'; c++) if (*c == ',') *c = ' ';
     const cuda_item item = { "gemv", shape, bytes, chain_length(bytes) };
     case_begin(t);
     weights_drop(t);
     spk_cuda_gemv g = make_gemv(t, spec, W_RANDOM, X_RANDOM), chain[CHAIN_MAX];
+    test_router router = { 0 };
+    if (projection != NULL) {                /* one for all: its weights are few */
+        router = put_router(t, projection->row_count, spec->segments[0].rows, projection->type, projection->has_shared);
+        g.router = make_router(t, &router);
+    }
     for (uint32_t n = 0; n < item.launch_count; n++) {
         chain[n] = g;
         for (uint32_t i = 0; n > 0 && i < g.segment_count; i++)
@@ -72,13 +79,19 @@ static void bench_gemv(device_case *t, const gemv_spec *spec, double read_gbps) 
     case_record(t);
     for (uint32_t n = 0; n < item.launch_count; n++) spk_cuda_launch_gemv(t->cuda, &chain[n]);
     bench_chain(t, &item, read_gbps);
+    router_free(&router);
 }
 
 /* Of launch n: its own `used` experts, so that a chain reads all experts. */
 static spk_cuda_routing take_routing(device_case *t, const expert_spec *spec, uint32_t n) {
-    float *d_logits = take_input_as(t, spec->count, X_RANDOM), *logits = host_floats(t, d_logits);
-    for (uint32_t r = 0; r < spec->used; r++) logits[(n * spec->used + r) % spec->count] += 4;
-    return (spk_cuda_routing){ .logits = d_logits, .expert_count = spec->count, .used_count = spec->used };
+    const uint64_t bytes = sum_words(spec->count + 1) * sizeof(long long);
+    long long *d_sums = take(t, INPUT, bytes, 0), *sums = host_of(t, d_sums);
+    float *d_squares = take_floats(t, INPUT, spec->hidden / GROUP);
+    for (uint32_t i = 0; i <= spec->count; i++) sums[place_of(i)] = (long long)(SUM_UNITS * (double)check_uniform(&random_state));
+    for (uint32_t r = 0; r < spec->used; r++) sums[place_of((n * spec->used + r) % spec->count)] += (long long)(4 * SUM_UNITS);
+    fill_squares(host_floats(t, d_squares), spec->hidden, 1);
+    return (spk_cuda_routing){ .sums = d_sums, .squares = d_squares, .expert_count = spec->count, .used_count = spec->used,
+                               .column_count = spec->hidden, .eps = GPU_EPS };
 }
 
 /* One that is set for good: what it speaks of was uploaded before the step. */
@@ -89,15 +102,16 @@ static spk_cuda_signal take_set_signal(device_case *t) {
     return (spk_cuda_signal){ d_flag, d_step };
 }
 
-/* As in a step: x is there before up's predecessor ends, and the logits before down's does. */
+/* As in a step: the sums are there before down's predecessor ends, and up takes the shared expert along. */
 static void bench_experts(device_case *t, const expert_spec *spec, double read_gbps) {
     char shape[96];
     (void)snprintf(shape, sizeof shape, "%s %u of %u %ux%u %s/%s", spec->name, spec->used, spec->count, spec->hidden,
                    spec->ff, spk_type_name(spec->gate_type), spk_type_name(spec->down_type));
     const uint32_t count = spec->count / spec->used;
-    const uint64_t shared_bytes = spec->shared_ff != 0 ? matrix_bytes(spec->shared_type, spec->hidden, spec->shared_ff) : 0;
+    const bool has_shared = spec->shared_ff != 0;
+    const uint64_t shared_bytes = has_shared ? matrix_bytes(spec->shared_type, spec->hidden, spec->shared_ff) : 0;
     const cuda_item items[2] = {
-        { "experts_up", shape, 2 * spec->used * matrix_bytes(spec->gate_type, spec->ff, spec->hidden), count },
+        { "experts_up", shape, 2 * (spec->used * matrix_bytes(spec->gate_type, spec->ff, spec->hidden) + shared_bytes), count },
         { "experts_down", shape, spec->used * matrix_bytes(spec->down_type, spec->hidden, spec->ff) + shared_bytes,
           count }
     };
@@ -111,18 +125,19 @@ static void bench_experts(device_case *t, const expert_spec *spec, double read_g
                                                .norm_weight = take_input_as(t, spec->hidden, X_RANDOM),
                                                .eps = GPU_EPS,
                                                .count = spec->hidden },
-                                   .inputs_ready = set_signal,
                                    .gate = set.gate,
                                    .up = set.up,
                                    .expert_stride_bytes = set.stride_bytes,
-                                   .h = take_floats(t, OUTPUT, spec->used * spec->ff) };
+                                   .h = take_floats(t, OUTPUT, spec->used * spec->ff),
+                                   .shared_gate = set.shared_gate,
+                                   .shared_up = set.shared_up,
+                                   .shared_h = has_shared ? take_floats(t, OUTPUT, spec->shared_ff) : NULL };
         spk_cuda_experts_down down = { .routed_ready = set_signal,
                                        .down = set.down,
                                        .shared_down = set.shared_down,
                                        .expert_stride_bytes = set.stride_bytes,
                                        .h = take_staged_as(t, spec->used * spec->ff, X_RANDOM),
                                        .shared_h = take_staged_as(t, spec->shared_ff + 32, X_RANDOM),
-                                       .shared_logit = take_staged_as(t, 1, X_RANDOM),
                                        .shared = take_floats(t, OUTPUT, spec->hidden) };
         take_parts(t, &down, spec->hidden);
         spk_cuda_routing routings[CHAIN_MAX];
@@ -215,18 +230,19 @@ static void bench_small_kernels(device_case *t) {
     enum { COUNT = 2048, LAUNCHES = 64 };
     const cuda_item items[] = { { "elementwise add", "2048", 0, LAUNCHES },
                                 { "norm", "2048", 0, LAUNCHES },
-                                { "top_k", "256 k=8", 0, LAUNCHES } };
-    for (int op = 0; op < 3; op++) {
+                                { "top_k", "256 k=8", 0, LAUNCHES },
+                                { "router", "257x2048", 0, LAUNCHES } };
+    for (int op = 0; op < 4; op++) {
         DESCRIBE("%s", items[op].op);
         case_begin(t);
+        weights_drop(t);
+        const expert_spec selecting = { .hidden = COUNT, .count = 256, .used = 8 };
+        test_router routed = put_router(t, 257, COUNT, SPK_TYPE_F32, true);
+        const spk_cuda_router router = make_router(t, &routed);
         spk_cuda_norm norm = { .source = make_source(t, &source_kinds[S_NORM], COUNT, 0, false, X_RANDOM),
                                .out = take_floats(t, OUTPUT, COUNT),
                                .factor = take_floats(t, OUTPUT, 1) };
-        spk_cuda_top_k top = { .logits = norm.source.x,
-                               .choice = take(t, OUTPUT, 32, 0),
-                               .weight = take_floats(t, OUTPUT, 8),
-                               .expert_count = 256,
-                               .used_count = 8 };
+        spk_cuda_top_k top = { .routing = take_routing(t, &selecting, 0), .choice = take(t, OUTPUT, 32, 0), .weight = take_floats(t, OUTPUT, 8) };
         spk_cuda_elementwise add = {
             .op = SPK_CUDA_ADD, .a = norm.source.x, .b = norm.source.x, .out = norm.out, .count = COUNT
         };
@@ -234,9 +250,11 @@ static void bench_small_kernels(device_case *t) {
         for (int n = 0; n < LAUNCHES; n++) {
             if (op == 0) spk_cuda_launch_elementwise(t->cuda, &add);
             else if (op == 1) spk_cuda_launch_norm(t->cuda, &norm);
-            else spk_cuda_launch_top_k(t->cuda, &top);
+            else if (op == 2) spk_cuda_launch_top_k(t->cuda, &top);
+            else spk_cuda_launch_router(t->cuda, &router, norm.source.x);
         }
         bench_chain(t, &items[op], 0);
+        router_free(&routed);
     }
 }
 
@@ -247,10 +265,12 @@ static void bench_cuda(device_case *t, const bool *passed) {
     MUST(spk_cuda_read_bandwidth(t->cuda, READ_BYTES, READ_PASSES, &read, &must_error));
     const double read_gbps = 1e-9 * read.bytes_per_s;
     printf("op,shape,variant,launches,status,bytes_model,cache,runs,us_min,us_median,gbps_median,read_gbps,fraction\n");
-    if (passed[CHECK_ELEMENTWISE] && passed[CHECK_NORM] && passed[CHECK_ROUTER]) bench_small_kernels(t);
+    if (passed[CHECK_ELEMENTWISE] && passed[CHECK_NORM] && passed[CHECK_SUMS] && passed[CHECK_ROUTER]) bench_small_kernels(t);
     bool gemv_passed = passed[CHECK_GEMV_TYPES] && passed[CHECK_GEMV_SOURCES] && passed[CHECK_GEMV_LAUNCHES];
     for (size_t i = 0; gemv_passed && i < sizeof gemv_launches / sizeof *gemv_launches; i++)
-        if (gemv_launches[i].is_full) bench_gemv(t, &gemv_launches[i], read_gbps);
+        if (gemv_launches[i].is_full) bench_gemv(t, &gemv_launches[i], NULL, read_gbps);
+    for (size_t i = 0; gemv_passed && passed[CHECK_SUMS] && i < sizeof projection_specs / sizeof *projection_specs; i++)
+        if (projection_specs[i].gemv.is_full) bench_gemv(t, &projection_specs[i].gemv, &projection_specs[i], read_gbps);
     for (size_t i = 0; passed[CHECK_EXPERTS] && passed[CHECK_ROUTER] && i < sizeof expert_specs / sizeof *expert_specs; i++)
         if (expert_specs[i].is_full) bench_experts(t, &expert_specs[i], read_gbps);
     for (size_t i = 0; passed[CHECK_GDN] && i < sizeof gdn_specs / sizeof *gdn_specs; i++)

@@ -10,11 +10,11 @@
 /* is_quick: what a CPU that stands in for the GPU does in seconds; see test_checkkern_cuda.c. */
 typedef void cuda_check(device_case *t, bool is_quick);
 
-/* elementwise first: it copies the inputs of all others.  `ops` of the benchmark ask for the checks before them. */
+/* embed first: it copies the inputs of all others.  `ops` of the benchmark ask for the checks before them. */
 typedef enum {
+    CHECK_EMBED,
     CHECK_ELEMENTWISE,
     CHECK_NORM,
-    CHECK_EMBED,
     CHECK_GEMV_TYPES,
     CHECK_GEMV_SOURCES,
     CHECK_GEMV_LAUNCHES,
@@ -22,14 +22,15 @@ typedef enum {
     CHECK_FOLDED,
     CHECK_GDN,
     CHECK_ATTENTION,
+    CHECK_SUMS,
     CHECK_EXPERTS,
     CHECK_ROUTER,
     CUDA_CHECK_COUNT
 } cuda_check_index;
 static const struct { const char *name; cuda_check *check; } cuda_checks[CUDA_CHECK_COUNT] = {
+    [CHECK_EMBED] = { "embed cuda", check_embed },
     [CHECK_ELEMENTWISE] = { "elementwise cuda", check_elementwise },
     [CHECK_NORM] = { "norm cuda", check_norm },
-    [CHECK_EMBED] = { "embed cuda", check_embed },
     [CHECK_GEMV_TYPES] = { "gemv types and widths cuda", check_gemv_types },
     [CHECK_GEMV_SOURCES] = { "gemv sources cuda", check_gemv_sources },
     [CHECK_GEMV_LAUNCHES] = { "gemv segments and pairs cuda", check_gemv_launches },
@@ -37,6 +38,7 @@ static const struct { const char *name; cuda_check *check; } cuda_checks[CUDA_CH
     [CHECK_FOLDED] = { "gemv folded or not: same bits cuda", check_folded },
     [CHECK_GDN] = { "gdn cuda", check_gdn_cuda },
     [CHECK_ATTENTION] = { "attention cuda", check_attention },
+    [CHECK_SUMS] = { "router alone and out of a projection cuda", check_router_sums },
     [CHECK_EXPERTS] = { "experts_up experts_down cuda", check_experts },
     [CHECK_ROUTER] = { "top_k and selection among ties cuda", check_router },
 };

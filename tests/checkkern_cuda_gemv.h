@@ -227,12 +227,12 @@ static const gemv_spec gemv_launches[] = {
       { { F32, 5, false }, { Q5K, 31, false }, { BF16, 3, false }, { Q6K, 64, false } } },
     { "four floats", 512, S_PLAIN, 0, false, false, IN_PLACE,
       { { F32, 1, false }, { F16, 1, false }, { BF16, 1, false }, { F32, 700, false } } },
-    { "router and pair", 1024, S_ADD1, 0, false, false, ALONE, { { F32, 12, false }, { F32, 1, false }, { Q4K, 96, true } } },
+    { "floats and pair", 1024, S_ADD1, 0, false, false, ALONE, { { F32, 12, false }, { F32, 1, false }, { Q4K, 96, true } } },
     { "pairs", 512, S_NORM, 0, false, false, ALONE,
       { { Q8, 33, true }, { Q4K, 1, true }, { BF16, 5, true }, { Q6K, 40, true } } },
     { "pairs", 9216, S_PLAIN, 0, true, false, ALONE, { { Q5K, 9, true }, { F16, 100, true }, { F32, 2, true } } },
     { "one row", 256, S_HEADS, 32, true, false, ADDED, { { Q6K, 1, false } } },
-    /* Qwen3.6-35B-A3B: GDN in and out, attention in, router and shared expert; recipe safe, then native */
+    /* Qwen3.6-35B-A3B: GDN in and out, attention in, shared expert; recipe safe, then native */
     { "gdn in", 2048, S_ADD3, 0, true, true, ALONE,
       { { Q4K, 8192, false }, { Q4K, 4096, false }, { F32, 32, false }, { F32, 32, false } } },
     { "gdn in", 2048, S_ADD2, 0, true, true, ALONE,
@@ -241,8 +241,8 @@ static const gemv_spec gemv_launches[] = {
     { "gdn out", 4096, S_HEADS, 128, true, true, IN_PLACE, { { Q8, 2048, false } } },
     { "attention in", 2048, S_ADD3, 0, true, true, ALONE, { { Q4K, 8192, false }, { Q8, 512, false }, { Q8, 512, false } } },
     { "attention out", 4096, S_PLAIN, 0, true, true, IN_PLACE, { { Q4K, 2048, false } } },
-    { "router, shared", 2048, S_ADD1, 0, false, true, ALONE, { { F32, 256, false }, { F32, 1, false }, { Q4K, 512, true } } },
-    { "router, shared", 2048, S_ADD1, 0, false, true, ALONE, { { BF16, 256, false }, { BF16, 1, false }, { Q8, 512, true } } },
+    { "shared", 2048, S_NORM, 0, false, true, ALONE, { { Q4K, 512, true } } },
+    { "shared", 2048, S_NORM, 0, false, true, ALONE, { { Q8, 512, true } } },
     { "head", 2048, S_ADD3, 0, false, true, ALONE, { { Q6K, 248320, false } } },
     { "head", 2048, S_NORM, 0, false, true, ALONE, { { Q4K, 248317, false } } },
     { "head", 2048, S_FACTOR, 0, false, true, ALONE, { { Q5K, 20001, false } } },
@@ -254,7 +254,6 @@ static const gemv_spec gemv_launches[] = {
     { "long", 2048, S_ADD2, 0, false, false, ALONE, { { Q8, 777, false } } },
     /* Qwen3-30B-A3B */
     { "attention in", 2048, S_ADD2, 0, true, true, ALONE, { { Q4K, 4096, false }, { Q4K, 512, false }, { Q6K, 512, false } } },
-    { "router", 2048, S_ADD1, 0, false, true, ALONE, { { F32, 128, false } } },
     /* what kernels with held weights are for, with rows that are no multiple of a tile's */
     { "held", 2048, S_NORM, 0, true, false, ALONE, { { Q4K, 97, false }, { Q4K, 5, false }, { F32, 31, false }, { BF16, 2, false } } },
     { "held, five", 2048, S_ADD2, 0, true, false, ADDED, { { Q5K, 70, false }, { F16, 3, false } } },
@@ -263,9 +262,11 @@ static const gemv_spec gemv_launches[] = {
     { "held, two types", 2048, S_NORM, 0, true, false, ALONE, { { Q4K, 66, false }, { Q4K, 12, false }, { Q6K, 10, false } } },
     { "held, two types", 2048, S_NORM, 0, true, false, ALONE, { { Q4K, 66, false }, { Q8, 12, false }, { Q8, 10, false } } },
     { "held, one int8", 2048, S_NORM, 0, false, false, ALONE, { { Q4K, 97, false } } },
-    { "held, one int8", 2048, S_PLAIN, 0, false, false, ADDED, { { Q8, 97, false }, { F32, 2, false } } },
-    { "held pair", 2048, S_ADD1, 0, false, false, ALONE, { { F32, 12, false }, { F32, 1, false }, { Q4K, 90, true } } },
-    { "held pair", 2048, S_NORM, 0, false, false, ALONE, { { BF16, 12, false }, { Q8, 34, true } } },
+    { "held, one int8", 2048, S_PLAIN, 0, false, false, ADDED, { { Q8, 97, false } } },
+    { "held pair", 2048, S_ADD1, 0, false, false, ALONE, { { Q4K, 90, true } } },
+    { "held pair", 2048, S_NORM, 0, false, false, ALONE, { { Q8, 34, true } } },
+    { "floats and pair", 2048, S_NORM, 0, false, false, ADDED, { { BF16, 12, false }, { Q8, 34, true } } },
+    { "one int8 and floats", 2048, S_PLAIN, 0, false, false, ADDED, { { Q8, 97, false }, { F32, 2, false } } },
     { "plain and pair", 2048, S_NORM, 0, false, false, ALONE, { { Q4K, 33, false }, { Q4K, 40, true } } },     /* streamed, then */
     { "held, floats alone", 2048, S_NORM, 0, false, false, ALONE, { { F32, 12, false }, { F16, 3, false } } },
     { "held, wide", 4096, S_HEADS, 128, true, false, IN_PLACE, { { Q4K, 35, false } } },

@@ -1,7 +1,7 @@
 /* tests/checkkern_cuda_router.h - selection among ties: the top_k kernel, the selection inside the expert kernels, and the order
- * of the CPU reference (value descending, ties to the lower index; -0 equals +0), on thousands of tie-heavy cases.
+ * of the CPU reference (value as F32 descending, ties to the lower index), on thousands of tie-heavy cases.
  *
- * Each case is nine launches on one vector of logits: top_k; experts_up and experts_down by its choice and weights and by logits,
+ * Each case is nine launches on the sums of one router: top_k; experts_up and experts_down by its choice and weights and by sums,
  * each as a session launches them and streamed.  All four ways must give the same bits.  up signals, down awaits, as in a
  * session.  One x serves all cases of a shape, so an expert's h is the same bits wherever it is chosen, and is compared with the
  * reference once; so is its contribution to the routed sum.
@@ -11,59 +11,70 @@
 
 #include "tests/checkkern_cuda_experts.h"
 
-enum { ROUTER_BATCH = 8 };
-
 /* down_rows: of experts_down, its first rows.  Kernels that hold their weights have a selection of their own: more than 2000
  * cases for up's (an input of 2048), as many for down's (tiles of 512 or 256 columns). */
 typedef struct { expert_spec experts; uint32_t down_rows, case_count, quick_count; } router_spec;
 static const router_spec router_specs[] = {
-    { { "up held", 2048, 32, 0, 12, 4, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 504, 8 },
-    { { "up held", 2048, 32, 0, 128, 8, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 504, 8 },
-    { { "up held", 2048, 32, 0, 256, 8, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 904, 0 },
-    { { "up held", 2048, 32, 0, 33, 32, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 104, 8 },
-    { { "up held", 2048, 32, 0, 1, 1, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 16, 8 },
-    { { "down held", 256, 512, 0, 12, 4, SPK_TYPE_Q4_K, SPK_TYPE_Q4_K, 0, false }, 32, 504, 8 },
-    { { "down held", 256, 512, 0, 128, 8, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 32, 504, 8 },
-    { { "down held", 256, 512, 0, 256, 8, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 32, 904, 0 },
-    { { "down held", 256, 256, 0, 21, 19, SPK_TYPE_Q4_K, SPK_TYPE_Q4_K, 0, false }, 64, 104, 8 },
-    { { "down held", 256, 512, 0, 1, 1, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 32, 16, 8 },
+    { { "up held", 2048, 32, 0, 12, 4, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 510, 10 },
+    { { "up held", 2048, 32, 0, 128, 8, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 510, 10 },
+    { { "up held", 2048, 32, 0, 256, 8, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 910, 0 },
+    { { "up held", 2048, 32, 0, 33, 32, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 110, 10 },
+    { { "up held", 2048, 32, 0, 1, 1, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 20, 10 },
+    { { "down held", 256, 512, 0, 12, 4, SPK_TYPE_Q4_K, SPK_TYPE_Q4_K, 0, false }, 32, 510, 10 },
+    { { "down held", 256, 512, 0, 128, 8, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 32, 510, 10 },
+    { { "down held", 256, 512, 0, 256, 8, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 32, 910, 0 },
+    { { "down held", 256, 256, 0, 21, 19, SPK_TYPE_Q4_K, SPK_TYPE_Q4_K, 0, false }, 64, 110, 10 },
+    { { "down held", 256, 512, 0, 1, 1, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 32, 20, 10 },
     { { "both held", 2048, 512, 0, 256, 8, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 2048, 40, 0 },
-    { { "streamed", 256, 256, 0, 257, 8, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 256, 104, 0 },
-    { { "streamed", 256, 32, 0, 512, 10, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 504, 0 },
-    { { "streamed", 256, 32, 0, 1024, 64, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 304, 0 },
-    { { "streamed", 256, 32, 0, 64, 64, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 104, 0 },
+    { { "streamed", 256, 256, 0, 257, 8, SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, 0, false }, 256, 110, 0 },
+    { { "streamed", 256, 32, 0, 512, 10, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 510, 0 },
+    { { "streamed", 256, 32, 0, 1024, 64, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 310, 0 },
+    { { "streamed", 256, 32, 0, 64, 64, SPK_TYPE_Q4_K, SPK_TYPE_BF16, 0, false }, 8, 110, 0 },
 };
 
-typedef enum { L_FEW, L_FEW_LARGE, L_EQUAL, L_ZEROS, L_SUBNORMAL, L_RUNS, L_DISTINCT, L_EXTREME, L_COUNT } logit_pattern;
-static const char *const logit_names[] = { "few values", "few large values", "all equal", "+0 and -0", "subnormal",
-                                           "runs",       "distinct",         "extreme" };
+typedef enum {
+    L_FEW, L_FEW_LARGE, L_EQUAL, L_ZEROS, L_UNITS, L_RUNS, L_DISTINCT, L_EXTREME, L_BELOW_F32, L_NEGATIVE, L_COUNT
+} logit_pattern;
+static const char *const logit_names[] = { "few values", "few large values", "all equal", "zeros",      "few units",
+                                           "runs",       "distinct",         "extreme",   "below F32's precision", "negative" };
+/* Of x, so that logits are of sizes that a softmax tells apart; 0: x is zero. */
+static const double logit_rms[L_COUNT] = { 1, 0x1p25, 0.01, 0, 0x1p-32, 1, 4, 0x1p30, 0x1p-4, 0.5 };
+static const float logit_eps[L_COUNT] = { 1e-6f, 1e-6f, 1e-6f, 1e-6f, 1e-24f, 1e-5f, 1e-6f, 1e-6f, 1e-6f, 1e-6f };
+enum { ROUTER_BATCH = L_COUNT };       /* cases of a step: one of each kind */
 
-static void fill_logits(float *logits, uint32_t count, logit_pattern pattern) {
+/* In units of 2^-32. */
+static void fill_logits(long long *sums, uint32_t count, logit_pattern pattern) {
+    const long long one = INT64_C(1) << 32;
     uint32_t levels = 1 + (uint32_t)(check_random(&random_state) % 6), run = 0;
-    float value = check_uniform(&random_state);
+    long long value = (long long)(check_random(&random_state) % 4001 - 2000) * 54321987;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t r = (uint32_t)(check_random(&random_state) % 1000), level = r % levels;
         bool is_odd = r % 2 != 0;
+        long long sum;
         switch (pattern) {
-        case L_FEW: logits[i] = 0.5f * (float)level; break;
-        case L_FEW_LARGE: logits[i] = -1e30f * (float)level; break;
-        case L_EQUAL: logits[i] = value; break;
-        case L_ZEROS: logits[i] = is_odd ? -0.0f : 0.0f; break;
-        case L_SUBNORMAL: logits[i] = ldexpf(is_odd ? -1.0f : 1.0f, -149) * (float)level; break;
+        case L_FEW: sum = one / 2 * level; break;
+        case L_FEW_LARGE: sum = -(INT64_C(1) << 58) * level; break;
+        case L_EQUAL: sum = value; break;
+        case L_ZEROS: sum = 0; break;
+        case L_UNITS: sum = is_odd ? -(long long)level : level; break;
         case L_RUNS:
             if (run-- == 0) {
                 run = r % 40;
-                value = (float)(check_random(&random_state) % 5) - 2.0f;
+                value = one * ((long long)(check_random(&random_state) % 5) - 2);
             }
-            logits[i] = value;
+            sum = value;
             break;
-        case L_DISTINCT: logits[i] = 8 * check_uniform(&random_state); break;
-        default:
-            logits[i] = level == 0   ? (is_odd ? -FLT_MAX : FLT_MAX)
-                        : level == 1 ? (is_odd ? -0.0f : 0.0f)
-                                     : (float)level * (is_odd ? -1e-38f : 5e37f);
+        case L_DISTINCT: sum = (long long)(8 * SUM_UNITS * (double)check_uniform(&random_state)); break;
+        case L_EXTREME:
+            sum = level == 0 ? INT64_C(1) << 62 : level == 1 ? (is_odd ? 1 : 0) : (INT64_C(1) << (62 - 8 * level)) + (is_odd ? 0 : 1);
+            if (r % 3 == 0) sum = -sum;
             break;
+        case L_BELOW_F32:            /* F32 has a step of 2^17 there, and the half of it goes to the even one */
+            sum = (INT64_C(1) << 40) + ((INT64_C(1) << 17) * 2 * (level % 3)) + (long long)(r * 131 % 65537) * (is_odd ? -1 : 1);
+            break;
+        default: sum = -one / 4 * (1 + (long long)level); break;
         }
+        sums[place_of(i)] = sum;
     }
 }
 
@@ -72,7 +83,7 @@ enum { BY_LOGITS = 1, STREAMED = 2, WAYS = 4 };
 
 /* One case of a batch. */
 typedef struct {
-    const float *logits;
+    spk_cuda_routing logits;                 /* to select by */
     uint32_t    *choice;
     float       *weight;
     spk_cuda_experts_up   up[WAYS];
@@ -80,19 +91,16 @@ typedef struct {
 } router_case;
 
 /* signals [WAYS]: routed_ready of each way. */
-static router_case make_router_case(device_case *t, const expert_set *set, const float *d_x, const spk_cuda_signal *signals) {
+static router_case make_router_case(device_case *t, const expert_set *set, const float *d_x, const spk_cuda_signal *signals, logit_pattern pattern) {
     const expert_spec *spec = set->spec;
-    router_case c = { .logits = take_staged(t, spec->count),
+    router_case c = { .logits = { .sums = take_staged_sums(t, spec->count), .squares = take_staged_squares(t, spec->hidden), .expert_count = spec->count,
+                                  .used_count = spec->used, .column_count = spec->hidden, .eps = logit_eps[pattern] },
                       .choice = take(t, OUTPUT, spec->used * 4, 0),
                       .weight = take_floats(t, OUTPUT, spec->used) };
     for (int way = 0; way < WAYS; way++) {
-        spk_cuda_routing routing = { .expert_count = spec->count, .used_count = spec->used };
-        if (way & BY_LOGITS) {
-            routing.logits = c.logits;
-        } else {
-            routing.choice = c.choice;
-            routing.weight = c.weight;
-        }
+        spk_cuda_routing routing = c.logits;
+        if (!(way & BY_LOGITS))      /* without a shared expert, that is all that is read */
+            routing = (spk_cuda_routing){ .choice = c.choice, .weight = c.weight, .expert_count = spec->count, .used_count = spec->used };
         c.up[way] = (spk_cuda_experts_up){ .source = { .x = d_x, .count = spec->hidden },
                                            .routing = routing,
                                            .gate = set->gate,
@@ -113,12 +121,7 @@ static router_case make_router_case(device_case *t, const expert_set *set, const
 }
 
 static void record_router_case(device_case *t, const router_case *c) {
-    const spk_cuda_routing *routing = &c->up[0].routing;
-    const spk_cuda_top_k top = { .logits = c->logits,
-                                 .choice = c->choice,
-                                 .weight = c->weight,
-                                 .expert_count = routing->expert_count,
-                                 .used_count = routing->used_count };
+    const spk_cuda_top_k top = { .routing = c->logits, .choice = c->choice, .weight = c->weight };
     spk_cuda_launch_top_k(t->cuda, &top);
     for (int way = 0; way < WAYS; way++) {
         spk_cuda_launch_experts_up(t->cuda, &c->up[way]);
@@ -163,11 +166,12 @@ static void check_router_case(device_case *t, const expert_set *set, const route
     const expert_spec *spec = set->spec;
     static const char *const names[WAYS][2] = {
         { 0 },
-        { "h by choice and by logits", "routed by choice and by logits" },
+        { "h by choice and by sums", "routed by choice and by sums" },
         { "h by choice, held and streamed", "routed by choice, held and streamed" },
-        { "h by choice and by logits, held and streamed", "routed by choice and by logits, held and streamed" }
+        { "h by choice and by sums, held and streamed", "routed by choice and by sums, held and streamed" }
     };
-    const selection want = select_of(host_floats(t, c->logits), spec->count, spec->used);
+    const logit_source logits = staged_logits(t, &c->logits);
+    const selection want = select_of(&logits, spec->count, spec->used);
     const uint32_t parts = spk_cuda_experts_down_parts(t->cuda, &set->down, spec->used);
     const uint64_t rows = set->down.row_count;
     double *value = new_doubles(rows), *error = new_doubles(rows);
@@ -208,7 +212,7 @@ static void check_router_spec(device_case *t, const router_spec *spec, uint32_t 
     for (uint32_t i = 0; i < ROUTER_BATCH; i++) {
         spk_cuda_signal signals[WAYS];
         for (int way = 0; way < WAYS; way++) signals[way] = (spk_cuda_signal){ d_flags + i * WAYS + way, d_step };
-        cases[i] = make_router_case(t, &set, d_x, signals);
+        cases[i] = make_router_case(t, &set, d_x, signals, (logit_pattern)i);
     }
     case_record(t);
     for (uint32_t i = 0; i < ROUTER_BATCH; i++) record_router_case(t, &cases[i]);
@@ -216,12 +220,14 @@ static void check_router_spec(device_case *t, const router_spec *spec, uint32_t 
     spk_cuda_step *step = NULL;
     MUST(spk_cuda_step_end(t->cuda, &step, &must_error));
     for (uint32_t done = 0; done < case_count; done += ROUTER_BATCH) {
-        for (uint32_t i = 0; i < ROUTER_BATCH; i++)
-            fill_logits(host_of(t, cases[i].logits), experts->count, (logit_pattern)(i % L_COUNT));
+        for (uint32_t i = 0; i < ROUTER_BATCH; i++) {
+            fill_logits(host_of(t, cases[i].logits.sums), experts->count, (logit_pattern)i);
+            fill_squares(host_floats(t, cases[i].logits.squares), experts->hidden, logit_rms[i] * (done % 3 == 1 ? 4 : 1));
+        }
         step_check(t, step, 1);
         for (uint32_t i = 0; i < ROUTER_BATCH; i++) {
             DESCRIBE("router %u top-%u, %s, case=%u logits=%s", experts->count, experts->used, experts->name, done + i,
-                     logit_names[i % L_COUNT]);
+                     logit_names[i]);
             check_router_case(t, &set, &cases[i], &table, &x, d_lent);
         }
     }

@@ -2,16 +2,14 @@
 #ifndef SPK_CHECKKERN_CUDA_SMALL_H
 #define SPK_CHECKKERN_CUDA_SMALL_H
 
-#include "tests/checkkern_cuda_gemv.h"
+#include "tests/checkkern_cuda_routing.h"
 
 /* ---- elementwise ---- */
 
-/* ADD is a + b, then + c, then + d, each rounded: exact bits.  The others: silu or sigmoid as in checkkern_cuda_product.h and a
- * product. */
+/* ADD is a + b, then + c, then + d, each rounded: exact bits.  SWIGLU: silu as in checkkern_cuda_product.h and a product. */
 static void check_elementwise_case(device_case *t, spk_cuda_elementwise_op op, uint32_t count, uint32_t operand_count,
                                    x_pattern pattern) {
-    static const char *const names[] = { "add", "swiglu", "sigmoid_scale" };
-    DESCRIBE("elementwise %s of %u n=%u x=%s", names[op], operand_count, count, x_names[pattern]);
+    DESCRIBE("elementwise %s of %u n=%u x=%s", op == SPK_CUDA_ADD ? "add" : "swiglu", operand_count, count, x_names[pattern]);
     case_begin(t);
     spk_cuda_elementwise e = {
         .op = op, .a = take_staged_as(t, count, pattern), .count = count, .out = take_floats(t, OUTPUT, count)
@@ -22,27 +20,50 @@ static void check_elementwise_case(device_case *t, spk_cuda_elementwise_op op, u
     if (operand_count > 3) e.d = take_staged_as(t, count, X_RANDOM);
     for (uint32_t i = 0; op == SPK_CUDA_SWIGLU && i < count && pattern == X_RANDOM; i++)      /* all of the range of exp */
         a[i] = 110.0f * (float)(2 * (int64_t)i - count) / (float)count;
-    if (op == SPK_CUDA_SIGMOID_SCALE) b[0] = pattern == X_ZERO ? -100.0f : pattern == X_LARGE ? 30.0f : 2.5f;
     case_record(t);
     spk_cuda_launch_elementwise(t->cuda, &e);
     case_run(t, 1);
     const float *got = result_floats(t, e.out);
     for (uint32_t i = 0; i < count; i++) {
-        double x = (double)a[i], gate = (double)b[0];
+        double x = (double)a[i];
         if (op == SPK_CUDA_ADD) {
             float sum = a[i] + b[i];
             if (e.c != NULL) sum += host_floats(t, e.c)[i];
             if (e.d != NULL) sum += host_floats(t, e.d)[i];
             EXPECT(memcmp(&got[i], &sum, sizeof sum) == 0 || (got[i] == 0 && sum == 0), "add[%u]: got %.9g want %.9g",
                    i, (double)got[i], (double)sum);
-        } else if (op == SPK_CUDA_SWIGLU) {
+        } else {
             double want = silu_of(x) * (double)b[i];
             near("swiglu", i, (double)got[i], want, silu_error(x) * fabs((double)b[i]) + 2 * U * fabs(want) + FLOOR);
-        } else {
-            double want = x * sigmoid_of(gate);
-            near("sigmoid_scale", i, (double)got[i], want,
-                 fabs(x) * sigmoid_error(gate) + U * fabs(want) + FLOOR);
         }
+    }
+}
+
+/* By the logit of a shared expert behind expert_count others. */
+static void check_shared_scale_case(device_case *t, uint32_t count, uint32_t expert_count, uint32_t column_count, x_pattern pattern) {
+    DESCRIBE("elementwise shared_scale n=%u behind %u experts, %u columns x=%s", count, expert_count, column_count, x_names[pattern]);
+    case_begin(t);
+    long long *d_sums = take_staged_sums(t, expert_count + 1);
+    float *d_squares = take_staged_squares(t, column_count);
+    const spk_cuda_elementwise e = { .op = SPK_CUDA_SHARED_SCALE,
+                                     .a = take_staged_as(t, count, pattern),
+                                     .routing = { .sums = d_sums, .squares = d_squares, .expert_count = expert_count,
+                                                  .used_count = 1, .column_count = column_count, .eps = GPU_EPS },
+                                     .out = take_floats(t, OUTPUT, count),
+                                     .count = count };
+    fill_squares(host_floats(t, d_squares), column_count, pattern == X_LARGE ? 1e9 : pattern == X_SUBNORMAL ? 0 : 1.5);
+    ((long long *)host_of(t, d_sums))[place_of(expert_count)] = pattern == X_ZERO    ? -(INT64_C(1) << 62)
+                                                                : pattern == X_LARGE ? (INT64_C(1) << 62) - 1
+                                                                                     : INT64_C(-9876543210) * (1 + (int)count % 7);
+    case_record(t);
+    spk_cuda_launch_elementwise(t->cuda, &e);
+    case_run(t, 1);
+    const logit_source logits = staged_logits(t, &e.routing);
+    double weight_error;
+    const double weight = shared_weight_of(&logits, expert_count, &weight_error);
+    for (uint32_t i = 0; i < count; i++) {
+        const double x = (double)host_floats(t, e.a)[i], want = x * weight;
+        near("shared_scale", i, (double)result_floats(t, e.out)[i], want, fabs(x) * weight_error + U * fabs(want) + FLOOR);
     }
 }
 
@@ -53,7 +74,7 @@ static void check_elementwise(device_case *t, bool is_quick) {
             for (uint32_t operands = 2; operands <= 4; operands++)
                 check_elementwise_case(t, SPK_CUDA_ADD, counts[n], operands, (x_pattern)p);
             check_elementwise_case(t, SPK_CUDA_SWIGLU, counts[n], 2, (x_pattern)p);
-            check_elementwise_case(t, SPK_CUDA_SIGMOID_SCALE, counts[n], 2, (x_pattern)p);
+            check_shared_scale_case(t, counts[n], 4 + 3 * n + (uint32_t)p, p % 2 == 0 ? 32 : 2048, (x_pattern)p);
         }
 }
 
@@ -117,12 +138,20 @@ static void check_embed_case(device_case *t, uint32_t type, uint32_t layout, uin
                                       .d_position = take(t, INPUT, 4, 0) };
     ((uint32_t *)host_of(t, e.sequence.d_tokens))[position] = token;
     *(uint32_t *)host_of(t, e.sequence.d_position) = position;
+    e.clear_count = 1 + (rows + cols + token) % 1100;
+    e.d_clear = take(t, OUTPUT, sum_words(e.clear_count) * sizeof *e.d_clear, 0);
     double *d_turns = take(t, INPUT, rope_dim / 2 * sizeof(double), 0), *turns = host_of(t, d_turns);
     for (uint32_t i = 0; i < rope_dim / 2; i++) turns[i] = pow(1e7, -2.0 * i / rope_dim) / TWO_PI;
     e.d_turns = d_turns;
     case_record(t);
     spk_cuda_launch_embed(t->cuda, &e);
     case_run(t, 1);
+    const long long *cleared = result_of(t, e.d_clear), *before = host_of(t, e.d_clear);
+    for (uint64_t i = 0, words = sum_words(e.clear_count); i < words; i++) {
+        const bool is_sum = i % 16 < 4 && i / 16 * 4 + i % 16 < e.clear_count;
+        EXPECT(cleared[i] == (is_sum ? 0 : before[i]), "word %llu of %u cleared sums is %llx", (unsigned long long)i, e.clear_count,
+               (unsigned long long)cleared[i]);
+    }
     double main_part[GPU_COLS_MAX], offset[GPU_COLS_MAX], error[GPU_COLS_MAX];
     uint8_t row[GPU_COLS_MAX * sizeof(float)];
     spk_matrix on = on_host(t, e.embedding);

@@ -134,11 +134,14 @@ static void record_trace(spk_gpu_session *g, uint32_t layer, float *x, const flo
     spk_cuda_launch_elementwise(g->cuda, &sum);
     spk_cuda_launch_elementwise(g->cuda, &copy);
     if (c->expert_count == 0) return;
-    const spk_cuda_top_k top = { .logits = g->router,
+    const spk_cuda_top_k top = { .routing = { .sums = g->router_sums + spk_cuda_router_words(layer * spk_router_places(c)),
+                                              .squares = g->router_squares,
+                                              .expert_count = c->expert_count,
+                                              .used_count = c->expert_used_count,
+                                              .column_count = c->hidden_size,
+                                              .eps = c->rms_eps },
                                  .choice = t->choice + (uint64_t)layer * c->expert_used_count,
-                                 .weight = t->weight,
-                                 .expert_count = c->expert_count,
-                                 .used_count = c->expert_used_count };
+                                 .weight = t->weight };
     spk_cuda_launch_top_k(g->cuda, &top);
 }
 

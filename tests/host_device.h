@@ -1,8 +1,7 @@
 /* tests/host_device.h - kernels/cuda.h on the host, one launch after another, to test what uses it without a GPU.
  *
  * Written from the contracts in cuda.h, with the GPU's kinds of rounding (floats, int8 codes) and none of its speed.  What a
- * signal lets a kernel read early (the source of experts_up, the routing of experts_down) is read the moment the signal is
- * given or, with host_reads_late, when the kernel's turn comes; both happen on a GPU.  A step whose kernel would wait forever,
+ * signal lets a kernel read early (the routing of experts_down) is read the moment the signal is given or, with host_reads_late, when the kernel's turn comes; both happen on a GPU.  A step whose kernel would wait forever,
  * or would find a signal that is set already, fails.  host_fault plants one mistake, of the kinds that kernels have had.
  */
 #ifndef SPK_HOST_DEVICE_H
@@ -48,22 +47,38 @@ typedef enum {
     FAULT_ROPE,                 /* rotation by the wrong sign */
     FAULT_CACHE_ROW,            /* the new row is stored one position late */
     FAULT_TIE_ORDER,            /* equal logits: the higher index first */
-    FAULT_MINUS_ZERO,           /* -0 below +0 */
+    FAULT_NOT_CLEARED,          /* sums of routers are not cleared */
+    FAULT_CLEARED_SHORT,        /* but for the last 16 rows' */
+    FAULT_ROUTER_PLACE,         /* row i's sum is the i-th, on both sides */
+    FAULT_ROUTER_NORM,          /* weights without the norm's */
+    FAULT_ROUTER_SHARED_ROW,    /* the shared expert's row is an expert's */
+    FAULT_ROUTER_LAYER,         /* weights of the first layer, in all layers */
+    FAULT_ROUTER_LAST_GROUP,    /* the last 16 columns are left out */
+    FAULT_ROUTER_CLAMP,         /* contributions up to 2^21 */
+    FAULT_ROUTER_NAN,           /* a NaN contributes nothing */
+    FAULT_ROUTER_ROUNDING,      /* contributions are rounded down */
+    FAULT_ROUTER_ORDER,         /* a projection adds in another order */
+    FAULT_ROUTER_FOLDED,        /* a projection adds to no router */
+    FAULT_ROUTER_SQUARES,       /* squares of the next 16 values */
+    FAULT_ROUTER_PAST_THE_END,  /* one sum more */
+    FAULT_ROUTER_SCALE,         /* logits without 1 / rms */
+    FAULT_ROUTER_EXACT,         /* sums are compared as integers */
     FAULT_WEIGHTS,              /* softmax over all experts instead of the chosen */
     FAULT_EXPERT_STRIDE,        /* up of the expert before */
     FAULT_SECOND_PART,          /* the last rank of the second part is left out */
     FAULT_SHARED_GATE,          /* the shared expert without its sigmoid */
+    FAULT_SHARED_PLACE,         /* its logit is the expert_count-th word */
+    FAULT_SHARED_UP,            /* its up is its gate */
+    FAULT_SHARED_H,             /* it is made by the streaming kernel alone */
     FAULT_DOWN_BY_CHOICE,       /* by choice, weights are taken as if all were equal */
     FAULT_HELD_TIES,            /* FAULT_TIE_ORDER in expert kernels, but not streamed */
     FAULT_STREAMED_TIES,        /* streamed only */
     FAULT_DOWN_TIES,            /* in experts_down only: not the experts that h is of */
     FAULT_DOWN_RANK,            /* by logits, a rank of experts_down has the weight of the next */
-    FAULT_INPUTS_EARLY,         /* inputs_ready given before the kernel's wait */
-    FAULT_ROUTED_EARLY,         /* routed_ready likewise: the logits are not complete */
+    FAULT_ROUTED_EARLY,         /* routed_ready given before the kernel's wait: the logits are not complete */
     FAULT_NO_AWAIT,             /* experts_down routes as soon as the step has begun */
     FAULT_STALE_SIGNAL,         /* and where the step before has given its signal */
-    FAULT_NO_INPUTS_SIGNAL,     /* inputs_ready is not given */
-    FAULT_NO_ROUTED_SIGNAL,     /* nor routed_ready */
+    FAULT_NO_ROUTED_SIGNAL,     /* routed_ready is not given */
     FAULT_STEP,                 /* a greedy end does not count its step */
     FAULT_COUNT
 } host_fault_kind;
@@ -80,6 +95,8 @@ typedef union {
     spk_cuda_attention attention;
     spk_cuda_experts_up up;
     spk_cuda_top_k top_k;
+    spk_cuda_router_source router_source;
+    struct { spk_cuda_router router; const float *x; } router;
     spk_cuda_experts_down down; spk_cuda_elementwise elementwise; spk_cuda_norm norm;
 } launch_args;
 typedef struct { float *v, *codes; float factor; uint32_t count; } host_vector;
@@ -92,8 +109,7 @@ typedef struct recorded {
     spk_cuda_sequence   sequence;
     spk_cuda_gdn_fusion fusion;
     bool                is_read;                     /* in this replay */
-    host_vector         x;                           /* what was read */
-    uint32_t            choice[64];
+    uint32_t            choice[64];                  /* what was read */
     float               weight[64];
 } recorded;
 enum { LAUNCHES_MAX = 1024 };
@@ -196,11 +212,7 @@ spk_status spk_cuda_step_end(spk_cuda *cuda, spk_cuda_step **out, spk_error *err
     cuda->open = NULL;
     return SPK_OK;
 }
-static void host_vector_free(host_vector *x) { free(x->v), free(x->codes); }
-void spk_cuda_step_free(spk_cuda_step *step) {
-    for (uint32_t i = 0; step != NULL && i < step->count; i++) host_vector_free(&step->launches[i].x);
-    free(step);
-}
+void spk_cuda_step_free(spk_cuda_step *step) { free(step); }
 
 /* ---- Running, and signals ---- */
 
@@ -278,6 +290,7 @@ static float host_rms(const float *x, uint32_t n, float eps, bool is_reverse) {
     return 1.0f / sqrtf(sum / (float)n + eps);
 }
 
+static void host_vector_free(host_vector *x) { free(x->v), free(x->codes); }
 /* codes: what int8 makes of v. */
 static void host_quantize(host_vector *x, bool has_rest) {
     float steps = has_fault(FAULT_COARSE_CODES) ? 63.0f : 127.0f;
@@ -352,17 +365,25 @@ static void host_rows(const spk_matrix *w, const spk_matrix *up, const host_vect
     if (has_fault(FAULT_DIFFERS) && host_run_count % 2 == 1) y[0] = nextafterf(y[0], 2);
 }
 
+/* host_device_router.h */
+static uint32_t host_place(uint32_t row);
+static void note_router(const spk_cuda_router *router);
+static void host_router(const spk_cuda_router *router, const float *x, bool is_folded);
+static float host_shared_weight(const spk_cuda_routing *routing);
+static bool is_higher_first(bool is_streamed);
+static void host_route(const spk_cuda_routing *routing, bool is_higher_first, uint32_t *choice, float *weight);
+
 /* ---- GEMV, norm, elementwise, embedding ---- */
 
 static void run_gemv(const launch_args *args) {
     const spk_cuda_gemv *g = &args->gemv;
-    if (!has_fault(FAULT_INPUTS_EARLY) && !has_fault(FAULT_NO_INPUTS_SIGNAL)) host_give(&g->inputs_ready);
     host_vector x = host_source(&g->source, false);
     for (uint32_t i = 0; i < g->segment_count; i++)          /* as the GPU's launch asserts */
         assert(g->segments[i].up.data == NULL || g->segments[i].up.type == g->segments[i].w.type);
     for (uint32_t i = 0; i < g->segment_count; i++)
         host_rows(&g->segments[i].w, &g->segments[i].up, &x, g->segments[i].residual, g->segments[i].y);
     host_vector_free(&x);
+    if (g->router.sums != NULL && !has_fault(FAULT_ROUTER_FOLDED)) host_router(&g->router, g->segments[0].y, true);
     if (g->greedy == NULL) return;
     const spk_cuda_sequence *q = &running->sequence;
     const float *y = g->segments[0].y;
@@ -378,6 +399,7 @@ static void run_gemv(const launch_args *args) {
 void spk_cuda_launch_gemv(spk_cuda *cuda, const spk_cuda_gemv *args) {
     recorded *r = record(cuda, run_gemv);
     r->args.gemv = *args;
+    if (args->router.sums != NULL) note_router(&args->router);
     if (args->greedy != NULL) r->sequence = *args->greedy;
 }
 
@@ -394,7 +416,7 @@ static void run_elementwise(const launch_args *args) {
     for (uint32_t i = 0; i < e->count; i++) {
         float a = e->a[i];
         if (e->op == SPK_CUDA_SWIGLU) a = host_silu(a) * e->b[i];
-        if (e->op == SPK_CUDA_SIGMOID_SCALE) a = a * host_sigmoid(*e->b);
+        if (e->op == SPK_CUDA_SHARED_SCALE) a = a * host_shared_weight(&e->routing);
         if (e->op == SPK_CUDA_ADD) {
             a += e->b[i];
             if (e->c != NULL) a += e->c[i];
@@ -412,6 +434,8 @@ static void run_embed(const launch_args *args) {
     uint32_t position = *e->sequence.d_position, token = e->sequence.d_tokens[position];
     if (has_fault(FAULT_EMBED_TOKEN)) token = token == 0 ? 1 : token - 1;
     spk_layout_dequantize_row(&e->embedding, token, e->d_x);
+    for (uint32_t i = 0; i < e->clear_count && !has_fault(FAULT_NOT_CLEARED); i++)
+        if (i + 16 < e->clear_count || !has_fault(FAULT_CLEARED_SHORT)) e->d_clear[host_place(i)] = 0;
     for (uint32_t i = 0; i < e->rope_dim / 2; i++) {
         double turns = (position + (has_fault(FAULT_ANGLE) ? 1 : 0)) * e->d_turns[i],
                angle = 2 * acos(-1.0) * (turns - rint(turns));
@@ -423,54 +447,17 @@ void spk_cuda_launch_embed(spk_cuda *cuda, const spk_cuda_embed *args) { record(
 
 /* ---- Experts ---- */
 
-static bool goes_before(const float *logits, uint32_t a, uint32_t b, bool is_higher_first) {
-    if (logits[a] != logits[b]) return logits[a] > logits[b];
-    if (has_fault(FAULT_MINUS_ZERO) && signbit(logits[a]) != signbit(logits[b])) return signbit(logits[b]) != 0;
-    return is_higher_first ? a > b : a < b;
-}
-static void host_select(const float *logits, uint32_t n, uint32_t k, bool is_higher_first, uint32_t *choice, float *weight) {
-    bool taken[1024] = { false };
-    float sum = 0;
-    for (uint32_t r = 0; r < k; r++) {
-        uint32_t best = n;
-        for (uint32_t i = 0; i < n; i++) if (!taken[i] && (best == n || goes_before(logits, i, best, is_higher_first))) best = i;
-        taken[best] = true;
-        choice[r] = best;
-        sum += weight[r] = expf(logits[best] - logits[choice[0]]);
-    }
-    for (uint32_t i = 0; has_fault(FAULT_WEIGHTS) && i < n; i++) if (!taken[i]) sum += expf(logits[i] - logits[choice[0]]);
-    for (uint32_t r = 0; r < k; r++) weight[r] /= sum;
-}
-static bool is_higher_first(bool is_streamed) {
-    return has_fault(FAULT_TIE_ORDER) || has_fault(is_streamed ? FAULT_STREAMED_TIES : FAULT_HELD_TIES);
-}
-static void host_route(const spk_cuda_routing *a, bool is_higher_first, uint32_t *choice, float *weight) {
-    if (a->logits != NULL) {
-        host_select(a->logits, a->expert_count, a->used_count, is_higher_first, choice, weight);
-        return;
-    }
-    for (uint32_t r = 0; r < a->used_count; r++)
-        choice[r] = a->choice[r] < a->expert_count ? a->choice[r] : 0; /* read too early */
-    if (a->weight != NULL) memcpy(weight, a->weight, a->used_count * sizeof *weight);
-    for (uint32_t r = 0; has_fault(FAULT_DOWN_BY_CHOICE) && r < a->used_count; r++) weight[r] = 1.0f / (float)a->used_count;
-}
-static void run_top_k(const launch_args *args) {
-    const spk_cuda_top_k *a = &args->top_k;
-    host_select(a->logits, a->expert_count, a->used_count, has_fault(FAULT_TIE_ORDER), a->choice, a->weight);
-}
-void spk_cuda_launch_top_k(spk_cuda *cuda, const spk_cuda_top_k *args) { record(cuda, run_top_k)->args.top_k = *args; }
-
-static void read_up(recorded *r) {
-    host_vector_free(&r->x);
-    r->x = host_source(&r->args.up.source, false);
-}
 static void run_experts_up(const launch_args *args) {
     const spk_cuda_experts_up *a = &args->up;
     uint32_t choice[64];
     float weight[64];
     if (!has_fault(FAULT_ROUTED_EARLY) && !has_fault(FAULT_NO_ROUTED_SIGNAL)) host_give(&a->routed_ready);
     host_route(&a->routing, is_higher_first(a->is_streamed), choice, weight);
-    host_vector x = running->x;
+    spk_cuda_source source = a->source;
+    source.x_out = NULL;
+    host_vector x = host_source(&source, false);
+    if (a->shared_h != NULL && !(has_fault(FAULT_SHARED_H) && !a->is_streamed))
+        host_rows(&a->shared_gate, has_fault(FAULT_SHARED_UP) ? &a->shared_gate : &a->shared_up, &x, NULL, a->shared_h);
     for (uint32_t r = 0; r < a->routing.used_count; r++) {
         spk_matrix gate = a->gate, up = a->up;
         uint32_t other = has_fault(FAULT_EXPERT_STRIDE) && choice[r] > 0 ? choice[r] - 1 : choice[r];
@@ -478,13 +465,10 @@ static void run_experts_up(const launch_args *args) {
         up.data += other * a->expert_stride_bytes;
         host_rows(&gate, &up, &x, NULL, a->h + r * gate.row_count);
     }
+    host_vector_free(&x);
 }
 void spk_cuda_launch_experts_up(spk_cuda *cuda, const spk_cuda_experts_up *args) {
-    recorded *r = record(cuda, run_experts_up);
-    r->args.up = *args;
-    r->args.up.source.x_out = NULL;
-    r->read = read_up;
-    r->awaited = args->inputs_ready;
+    record(cuda, run_experts_up)->args.up = *args;
 }
 
 uint32_t spk_cuda_experts_down_parts(const spk_cuda *cuda, const spk_matrix *down, uint32_t used_count) {
@@ -495,7 +479,7 @@ static void read_down(recorded *r) {
     const spk_cuda_experts_down *a = &r->args.down;
     const uint32_t used = a->routing.used_count;
     host_route(&a->routing, is_higher_first(a->is_streamed) || has_fault(FAULT_DOWN_TIES), r->choice, r->weight);
-    if (!has_fault(FAULT_DOWN_RANK) || a->routing.logits == NULL) return;
+    if (!has_fault(FAULT_DOWN_RANK) || a->routing.choice != NULL) return;
     const float first = r->weight[0];
     for (uint32_t i = 0; i < used; i++) r->weight[i] = i + 1 < used ? r->weight[i + 1] : first;
 }
@@ -524,8 +508,7 @@ static void run_experts_down(const launch_args *args) {
         const spk_cuda_source source = { .x = a->shared_h, .count = (uint32_t)a->shared_down.col_count, .has_rest = 1 };
         host_vector x = host_source(&source, false);
         host_rows(&a->shared_down, &none, &x, NULL, y);
-        for (uint64_t i = 0; i < rows; i++)
-            shared[i] = y[i] * (has_fault(FAULT_SHARED_GATE) ? 1.0f : host_sigmoid(*a->shared_logit));
+        for (uint64_t i = 0; i < rows; i++) shared[i] = y[i] * host_shared_weight(&a->routing);
         host_vector_free(&x);
     }
     const bool has_shared = a->shared_down.data != NULL;
@@ -553,7 +536,6 @@ static void start_too_early(spk_cuda_step *step) {
     for (uint32_t i = 0; i < step->count; i++) {
         recorded *r = &step->launches[i];
         const spk_cuda_signal *s = &r->awaited;
-        if (has_fault(FAULT_INPUTS_EARLY) && r->run == run_gemv) host_give(&r->args.gemv.inputs_ready);
         if (has_fault(FAULT_ROUTED_EARLY) && r->run == run_experts_up) host_give(&r->args.up.routed_ready);
         if (r->run != run_experts_down || s->d_flag == NULL) continue;
         const bool was_given = *s->d_step > 0 && *s->d_flag == *s->d_step;
@@ -566,6 +548,7 @@ static void start_too_early(spk_cuda_step *step) {
 static void run_sample(const launch_args *args) { (void)args; abort(); }
 void spk_cuda_launch_sample(spk_cuda *cuda, const spk_cuda_sample *args) { (void)args; record(cuda, run_sample); }
 
+#include "tests/host_device_router.h"
 #include "tests/host_device_sequence.h"
 
 #endif

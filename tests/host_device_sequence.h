@@ -117,6 +117,10 @@ static void run_attention(const launch_args *args) {
         for (uint32_t i = 0; i < dim; i++) out[i] = out[i] / sum * (a->is_gated ? host_sigmoid(from[dim + i]) : 1.0f);
     }
 }
+bool spk_cuda_attention_has_parts(const spk_cuda *cuda, const spk_cuda_attention *args) {
+    (void)cuda, (void)args;
+    return false;
+}
 uint64_t spk_cuda_attention_cache_bytes(const spk_cuda_attention *args) {
     return args->kv_head_count * attention_head_bytes(args);
 }

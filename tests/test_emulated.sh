@@ -19,7 +19,7 @@ short_jobs() {
 90 0 4 checkkern --cuda --quick
 90 1 8 checkkern --cuda --quick
 90 3 8 gpu_layers
-90 7 16 gpu_attention --max-context 70
+90 7 16 gpu_attention --max-context 130
 90 5 4 gpu_sample --quick
 90 0 4 gpu_generate --quick $hybrid
 80 2 4 gpu_layers $both 8

@@ -90,11 +90,14 @@ static void test_every_fusion_gives_the_same_logits(void) {
 static void test_a_wrong_kernel_shows(void) {
     static const uint32_t tokens[TOKEN_COUNT] = { 17, 900, 3, 3, 1500, 42, 0, 271, 1999, 5, 700, 8 };
     static const host_fault_kind faults[] = { FAULT_HEAD_MAP, FAULT_ATTEND_LAST, FAULT_EXPERT_STRIDE, FAULT_SHARED_GATE,
-                                              FAULT_DOWN_RANK, FAULT_INPUTS_EARLY, FAULT_ROUTED_EARLY, FAULT_NO_AWAIT,
-                                              FAULT_STALE_SIGNAL };
+                                              FAULT_DOWN_RANK, FAULT_ROUTED_EARLY, FAULT_NO_AWAIT, FAULT_STALE_SIGNAL,
+                                              FAULT_NOT_CLEARED, FAULT_CLEARED_SHORT, FAULT_SHARED_PLACE, FAULT_SHARED_UP,
+                                              FAULT_ROUTER_NORM, FAULT_ROUTER_SHARED_ROW, FAULT_ROUTER_LAYER,
+                                              FAULT_ROUTER_FOLDED, FAULT_ROUTER_LAST_GROUP, FAULT_ROUTER_SCALE };
     evaluation ref = evaluate(MODELS[0], SPK_BACKEND_REF, 0, tokens);
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         host_fault = faults[i];
+        first_router = NULL;
         evaluation e = evaluate(MODELS[0], SPK_BACKEND_CUDA, 0, tokens);
         CHECK(e.logits != NULL && ref.logits != NULL && !(divergence(&ref, &e) <= 0.001), "fault %d does not show",
               (int)faults[i]);
@@ -107,7 +110,7 @@ static void test_a_wrong_kernel_shows(void) {
 /* A signal that is not given, and one that the step before has left set: on a GPU the first hangs and the second lies. */
 static void test_a_wrong_signal_ends_the_step(void) {
     static const struct { host_fault_kind fault; uint32_t token_count; } cases[] = {
-        { FAULT_NO_INPUTS_SIGNAL, 1 }, { FAULT_NO_ROUTED_SIGNAL, 1 }, { FAULT_STEP, 2 }
+        { FAULT_NO_ROUTED_SIGNAL, 1 }, { FAULT_STEP, 2 }
     };
     static const uint32_t tokens[2] = { 17, 900 };
     spk_error err = { 0 };
@@ -130,7 +133,7 @@ static void test_a_wrong_signal_ends_the_step(void) {
 /* The phases are all of the step's, their bytes those of a token, and the session is where it was. */
 static void test_an_account_takes_a_step_apart(void) {
     static const uint32_t tokens[TOKEN_COUNT] = { 17, 900, 3, 3, 1500, 42, 0, 271, 1999, 5, 700, 8 };
-    static const uint32_t kernels[SPK_PHASE_COUNT] = { 1, 6, 6, 2, 2, 8, 8, 8, 8, 0, 1 };      /* six GDN layers and two of attention */
+    static const uint32_t kernels[SPK_PHASE_COUNT] = { 1, 6, 6, 2, 2, 8, 0, 8, 8, 0, 1 };      /* six GDN layers and two of attention; a router has none of its own */
     spk_error err = { 0 };
     spk_model *model = NULL;
     spk_session *session = NULL;
@@ -158,7 +161,7 @@ static void test_an_account_takes_a_step_apart(void) {
           (unsigned long long)spk_model_bytes_per_token(model));
     char line[SPK_BENCH_ACCOUNT_LINE];
     const uint32_t lines = spk_bench_account_line_count(account);
-    CHECK(lines == 2 + 10, "%u lines of an account with ten phases", lines);
+    CHECK(lines == 2 + 9, "%u lines of an account with nine phases", lines);
     spk_bench_account_line(account, 2, 1, 1e12, line);
     CHECK(strncmp(line, "GDN in ", 7) == 0, "the second phase is: %s", line);
     spk_bench_account_line(account, lines - 1, 1, 1e12, line);

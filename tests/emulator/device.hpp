@@ -158,6 +158,8 @@ inline int __dp4a(int a, int b, int sum) {
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline int __float2int_rn(float v) { return v != v ? 0 : v >= 0x1p31f ? INT32_MAX : v <= -0x1p31f ? INT32_MIN : (int)lrintf(v); }
+inline long long __float2ll_rn(float v) { return v != v ? INT64_MIN : v >= 0x1p63f ? INT64_MAX : v <= -0x1p63f ? INT64_MIN : llrintf(v); }
+inline float __ll2float_rn(long long v) { return (float)v; }
 inline float rsqrtf(float v) { return (float)(1.0 / sqrt((double)v)); }
 inline float __expf(float v) { return exp2f(v * 1.4426950408889634f); }
 inline float __fdividef(float a, float b) { return fabsf(b) > 0x1p126f && fabsf(b) < INFINITY ? a * 0.0f : a / b; }
