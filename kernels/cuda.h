@@ -149,10 +149,9 @@ typedef struct {
 
 /* A router: sums[e] = sum over c of W[e][c] * norm[c] * x[c] in units of 2^-32, where W's rows are the experts' and, behind them, the
  * shared one's; squares[g] = the sum of squares of x's 16 values from 16 g on.  Logits are sums times 2^-32 / rms(x)
- * (kernels/router_cuda.cuh).  A kernel adds to sums: they are zero before its launch.  column_count is that of x, a multiple of 32, at
- * most 32768.
+ * (kernels/router_cuda.cuh).  A kernel adds to sums: they are zero before its launch.  column_count is that of x, a multiple of 32.
  * weights[c / 4][e][c % 4] = W[e][c] * norm[c], 16-byte aligned, is what spk_cuda_launch_router_source makes. */
-enum { SPK_CUDA_ROUTER_GROUP = 16 };
+enum { SPK_CUDA_ROUTER_GROUP = 16, SPK_CUDA_ROUTER_COLUMNS_MAX = 32768 };
 /* Words of sums for row_count rows, a multiple of 4: four of them in 128 bytes. */
 static inline uint64_t spk_cuda_router_words(uint64_t row_count) { return row_count * 4; }
 typedef struct {

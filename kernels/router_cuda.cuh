@@ -6,7 +6,7 @@
  * as 64-bit integers: in any order the same bits.
  *
  * Error of a logit before the factor: 2^-33 for each 16 columns, and 7 roundings of 2^-24 in a contribution (norm, product, sums).  A contribution beyond
- * +-2^20 counts as 2^20 (a NaN as +2^20, which then goes with a factor that is NaN).
+ * +-2^19 counts as 2^19 (a NaN as +2^19, which then goes with a factor that is NaN): 2048 of them do not wrap.
  */
 #ifndef SPK_ROUTER_CUDA_CUH
 #define SPK_ROUTER_CUDA_CUH
@@ -16,7 +16,7 @@
 namespace spk {
 
 constexpr uint32_t ROUTER_GROUP = SPK_CUDA_ROUTER_GROUP;       /* columns of a contribution */
-constexpr float ROUTER_LARGEST = 0x1p20f, ROUTER_UNITS = 0x1p32f;
+constexpr float ROUTER_LARGEST = 0x1p19f, ROUTER_UNITS = 0x1p32f;
 
 /* Where row i's sum is: four of them in a line of 128 bytes.  Every CTA of a projection adds to each at about the same time, and a slice of L2
  * takes one after another. */

@@ -19,6 +19,7 @@ static spk_status check_shapes(const spk_model *m, spk_error *err) {
         return refuse(m, "a width is not a multiple of 32", err);
     if (c->head_dim != 64 && c->head_dim != 128 && c->head_dim != 256) return refuse(m, "head_dim is not 64, 128 or 256", err);
     if (c->expert_count > 1024 || c->expert_used_count > 64) return refuse(m, "more than 1024 experts, or 64 used", err);
+    if (c->expert_count > 0 && c->hidden_size > SPK_CUDA_ROUTER_COLUMNS_MAX) return refuse(m, "experts of a hidden size above 32768", err);
     if (c->full_attention_interval > 1 &&
         ((c->gdn_k_dim & (c->gdn_k_dim - 1)) != 0 || c->gdn_k_dim < 32 || c->gdn_k_dim > 256 || c->gdn_v_dim % 32 != 0 || c->gdn_v_dim > 256))
         return refuse(m, "GDN heads are not of 32, 64, 128 or 256", err);

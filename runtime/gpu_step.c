@@ -80,19 +80,30 @@ static spk_cuda_router router_of(const spk_gpu_session *s, uint32_t index) {
                               .sums = s->router_sums + spk_cuda_router_words(index * spk_router_places(c)), .squares = s->router_squares };
 }
 
+/* Is a router part of the projection before it? */
+static bool folds_router(const spk_gpu_session *s) {
+    return s->model->config.expert_count > 0 && (s->fusions & SPK_FUSE_ROUTER) && (s->fusions & SPK_FUSE_ADDNORM3);
+}
+static uint64_t router_bytes(const spk_gpu_session *s) {
+    return (uint64_t)spk_router_rows(&s->model->config) * s->model->config.hidden_size * sizeof(float);
+}
+
 /* x += W source, by the kernel itself or left for whoever norms next.  Out of a mixer the same kernel may make the router's sums. */
 static void project_out(spk_gpu_session *s, stream_state *st, spk_cuda_source source, spk_matrix w, const spk_cuda_router *router) {
     float *x = s->x[st->current];
     bool fused = s->fusions & SPK_FUSE_ADDNORM3;
     spk_cuda_gemv g = { .source = source, .segment_count = 1,
                         .segments = { { .w = on_device(s, w), .y = fused ? x : s->delta, .residual = fused ? x : NULL } } };
-    if (router != NULL && fused && (s->fusions & SPK_FUSE_ROUTER)) g.router = *router;
+    if (router != NULL) g.router = *router;
     launch_gemv(s, &g);
     if (!fused) st->pending[0] = s->delta;
 }
 static void project_mixer_out(spk_gpu_session *s, stream_state *st, spk_cuda_source source, spk_matrix w, uint32_t index) {
-    spk_cuda_router router = router_of(s, index);
-    project_out(s, st, source, w, s->model->config.expert_count > 0 ? &router : NULL);
+    const bool folds = folds_router(s);
+    spk_cuda_router router = { 0 };
+    if (folds) router = router_of(s, index);
+    project_out(s, st, source, w, folds ? &router : NULL);
+    mark(s, SPK_PHASE_MIXER_OUT, weight_bytes(&w) + (folds ? router_bytes(s) : 0));
 }
 
 static void add_segment(spk_gpu_session *s, spk_cuda_gemv *g, spk_matrix w, spk_matrix up, float *y) {
@@ -129,7 +140,6 @@ static void record_gdn(spk_gpu_session *s, stream_state *st, uint32_t index) {
         out.eps = c->rms_eps;
     }
     project_mixer_out(s, st, out, layer->gdn_out, index);
-    mark(s, SPK_PHASE_MIXER_OUT, weight_bytes(&layer->gdn_out));
 }
 
 static void record_attention(spk_gpu_session *s, stream_state *st, uint32_t index) {
@@ -160,7 +170,6 @@ static void record_attention(spk_gpu_session *s, stream_state *st, uint32_t inde
     mark(s, SPK_PHASE_ATTENTION, 0);     /* by the position, which spk_gpu_account knows */
     project_mixer_out(s, st, (spk_cuda_source){ .x = s->mixed, .part_totals = attention.part_totals, .d_position = attention.d_position, .head_dim = c->head_dim,
                                                  .count = (uint32_t)spk_q_dim(c), .has_rest = 1 }, layer->attn_out, index);
-    mark(s, SPK_PHASE_MIXER_OUT, weight_bytes(&layer->attn_out));
 }
 
 static bool is_pair(const spk_layer *layer) {
@@ -203,7 +212,7 @@ static void record_experts(spk_gpu_session *s, uint32_t index, spk_cuda_source s
     spk_cuda_router router = router_of(s, index);
     spk_cuda_routing routing = { .sums = router.sums, .squares = router.squares, .expert_count = c->expert_count, .used_count = c->expert_used_count,
                                  .column_count = c->hidden_size, .eps = c->rms_eps };
-    if (!(s->fusions & SPK_FUSE_ROUTER) || !(s->fusions & SPK_FUSE_ADDNORM3)) spk_cuda_launch_router(s->cuda, &router, s->x[st->current]);
+    if (!folds_router(s)) spk_cuda_launch_router(s->cuda, &router, s->x[st->current]);
     if (!(s->fusions & SPK_FUSE_ROUTER)) {
         spk_cuda_top_k top = { routing, s->choice, s->weight };
         spk_cuda_launch_top_k(s->cuda, &top);
@@ -212,7 +221,8 @@ static void record_experts(spk_gpu_session *s, uint32_t index, spk_cuda_source s
     }
     bool is_shared_pair = fuse_shared && is_pair(layer);
     if (has_shared && !is_shared_pair) record_gate_up(s, layer, source, c->shared_ff_size, s->shared_h);
-    mark(s, SPK_PHASE_ROUTER, weight_bytes(&layer->router) + weight_bytes(&layer->shared_router) + weight_bytes(&layer->shared_gate) + weight_bytes(&layer->shared_up));
+    const uint64_t shared_bytes = weight_bytes(&layer->shared_gate) + weight_bytes(&layer->shared_up);
+    mark(s, SPK_PHASE_ROUTER, (folds_router(s) ? 0 : router_bytes(s)) + (is_shared_pair ? 0 : shared_bytes));
     spk_cuda_experts_up up = { .source = source, .routing = routing, .gate = on_device(s, layer->expert_gate.first),
                                .up = on_device(s, layer->expert_up.first), .expert_stride_bytes = layer->expert_gate.stride_bytes,
                                .h = s->h, .routed_ready = routed_ready, .is_streamed = is_streamed(s) };
@@ -222,7 +232,7 @@ static void record_experts(spk_gpu_session *s, uint32_t index, spk_cuda_source s
         up.shared_h = s->shared_h;
     }
     spk_cuda_launch_experts_up(s->cuda, &up);
-    mark(s, SPK_PHASE_EXPERTS_UP, c->expert_used_count * (weight_bytes(&layer->expert_gate.first) + weight_bytes(&layer->expert_up.first)));
+    mark(s, SPK_PHASE_EXPERTS_UP, c->expert_used_count * (weight_bytes(&layer->expert_gate.first) + weight_bytes(&layer->expert_up.first)) + (is_shared_pair ? shared_bytes : 0));
     if (has_shared && !fuse_shared) record_shared_down(s, layer, routing);
     spk_cuda_experts_down down = { .routing = routing, .routed_ready = routed_ready, .down = on_device(s, layer->expert_down.first),
                                    .shared_down = has_shared && fuse_shared ? on_device(s, layer->shared_down) : none,

@@ -2,8 +2,8 @@
  * which must give the same bits.
  *
  * Bounds, from kernels/router_cuda.cuh.  What 16 columns contribute is a sum in F32 with 7 roundings (norm weight, product, sums): 7 u of
- * the sum of sizes.  It is cut to +-2^20 and rounded to 2^-32.  Sums of that are exact.  Where a sum in F32 may overflow, it
- * contributes anything within the cut; a NaN contributes 2^20.  Squares: 6 roundings, and no cut.
+ * the sum of sizes.  It is cut to +-2^19 and rounded to 2^-32.  Sums of that are exact.  Where a sum in F32 may overflow, it
+ * contributes anything within the cut; a NaN contributes 2^19.  Squares: 6 roundings, and no cut.
  */
 #ifndef SPK_CHECKKERN_CUDA_SUMS_H
 #define SPK_CHECKKERN_CUDA_SUMS_H
@@ -11,7 +11,7 @@
 #include "tests/checkkern_cuda_routing.h"
 
 enum { GROUP = SPK_CUDA_ROUTER_GROUP };
-#define CONTRIBUTION_MAX 0x1p20
+#define CONTRIBUTION_MAX 0x1p19
 #define CONTRIBUTION_STEPS 7.01
 
 /* ---- Inputs ---- */

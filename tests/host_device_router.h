@@ -36,7 +36,7 @@ static float host_dot16(const float *w, uint64_t step, const float *x, bool is_p
     return is_plain ? all : (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 static long long host_fixed(float contribution) {
-    const float most = 0x1p20f;
+    const float most = 0x1p19f;
     if (has_fault(FAULT_ROUTER_NAN) && isnan(contribution)) return 0;
     contribution = fmaxf(fminf(contribution, has_fault(FAULT_ROUTER_CLAMP) ? 2 * most : most), -most);
     return has_fault(FAULT_ROUTER_ROUNDING) ? (long long)floorf(contribution * 0x1p32f) : llrintf(contribution * 0x1p32f);

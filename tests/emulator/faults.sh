@@ -93,8 +93,8 @@ plant "a wrong half of a product" attention_cuda.cu 's/multiply_add\(high\[m\], 
 plant "weights that not all warps have written" attention_cuda.cu 's/(make_uint4\(high\[0\], high\[1\], low\[0\], low\[1\]\);)\n        __syncthreads\(\);/$1/' attention_cuda races 0 'race: .*' "${attention[@]}"
 plant "a cluster that may not have started" sample_cuda.cu 's/c\.wait_for_start\(\);//' sample_cuda 90 0 'may not run yet|twice without' gpu_sample --quick
 plant "a histogram that others still write" sample_cuda.cu 's/(merge\(u64 \*weights, uint32_t \*counts, uint32_t n\) const \{\n        )c\.sync\(\);/$1/' sample_cuda 90 1 'differ' gpu_sample --quick
-plant "lanes that are summed in another order" requant/quant_vectors_cuda.cuh 's/sum \+= v8_lane\(\*v, j\)/sum += v8_lane(*v, 7 - j)/' requant/quant_affine_cuda 90 0 'blocks differ' gpu_quant
-plant "halves that are rounded up" requant/quant_vectors_cuda.cuh 's/__float2half_rn\(f\)/__float2half_ru(f)/' requant/quant_symmetric_cuda 90 0 'blocks differ' gpu_quant --quick
+plant "lanes that are summed in another order" requant/quant_vectors_cuda.cuh 's/sum \+= vec_lane\(\*v, j\)/sum += vec_lane(*v, SPK_QUANT_LANES - j)/' requant/quant_affine_cuda 90 0 'blocks differ' gpu_quant
+plant "halves that are rounded up" requant/quant_vectors_cuda.cuh 's/__half2float\(__float2half_rn\(\*v\)\)/__half2float(__float2half_ru(*v))/' requant/quant_symmetric_cuda 90 0 'blocks differ' gpu_quant --quick
 plant "tiles on a grid that nobody looks at again" requant/quant_kernel_cuda.cuh 's/= may_be_exact;/= 0;/' requant/quant_symmetric_cuda 90 0 'blocks differ' gpu_quant --quick
 plant "a fit that is packed before all have stored it" requant/quant_affine_cuda.cu 's/(make_zeros\(w\);)\n    __syncwarp\(\);/$1/' requant/quant_affine_cuda races 0 'race: .*|blocks differ' gpu_quant --quick
 exit $status
