@@ -182,7 +182,7 @@ $(foreach m,$(TOOL_MAIN),$(eval $(call tool_rule,$(m))))
 # tests/faults.h: these calls of the library go through the test.
 FAULT_WRAPS := malloc calloc realloc aligned_alloc free strdup strndup asprintf realpath open_memstream XXH3_createState \
                XXH3_freeState ZSTD_compress ZSTD_decompress pcre2_match_data_create_8 open fopen fdopen fstat fstatvfs pread \
-               read fread pwrite fsync ftruncate rename renameat2 mmap munmap pthread_create pthread_join
+               read fread pwrite fsync ftruncate rename renameat2 mmap madvise munmap pthread_create pthread_join
 $(TBIN)/test_faults: LDFLAGS += $(FAULT_WRAPS:%=-Wl$(comma)--wrap=%)
 
 $(TBIN)/%: $(OBJ)/tests/%.o $(LIB)

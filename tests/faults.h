@@ -22,14 +22,15 @@
 
 typedef enum {
     FAULT_NONE, FAULT_MEMORY, FAULT_OPEN, FAULT_STAT, FAULT_READ, FAULT_END, FAULT_READ_SHORT, FAULT_WRITE, FAULT_FULL,
-    FAULT_WRITE_SHORT, FAULT_INTERRUPT, FAULT_SYNC, FAULT_CUT, FAULT_RENAME, FAULT_MAP, FAULT_THREAD, FAULT_KIND_COUNT
+    FAULT_WRITE_SHORT, FAULT_INTERRUPT, FAULT_SYNC, FAULT_CUT, FAULT_RENAME, FAULT_MAP, FAULT_VIEW, FAULT_THREAD, FAULT_KIND_COUNT
 } fault_kind;
 static const char *const fault_names[FAULT_KIND_COUNT] = {
     "none", "memory", "open", "stat", "read", "end of file", "short read", "write", "disk full", "short write", "interrupted",
-    "sync", "truncate", "rename", "map", "thread" };
+    "sync", "truncate", "rename", "map", "view", "thread" };
 
 static fault_kind fault_armed;
 static int fault_sync_code = EIO, fault_full_code = ENOSPC;
+static bool fault_is_viewless;           /* as where the system cannot bring pages of a mapping: all of it is read */
 static _Atomic int64_t fault_left;       /* calls of the kind until it fires */
 static _Atomic bool fault_fired;
 static _Atomic int64_t mapped_bytes, thread_count;
@@ -194,6 +195,11 @@ WRAP(void *, mmap, (void *at, size_t size, int protection, int flags, int fd, of
     void *map = __real_mmap(at, size, protection, flags, fd, offset);
     if (map != MAP_FAILED) atomic_fetch_add(&mapped_bytes, (int64_t)size);
     return map;
+}
+WRAP(int, madvise, (void *at, size_t size, int advice)) {
+    if (!fault_is_viewless && !fault_now(FAULT_VIEW, EFAULT)) return __real_madvise(at, size, advice);
+    errno = fault_is_viewless ? EINVAL : EFAULT;
+    return -1;
 }
 WRAP(int, munmap, (void *at, size_t size)) {
     atomic_fetch_sub(&mapped_bytes, (int64_t)size);

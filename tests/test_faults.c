@@ -60,6 +60,13 @@ static spk_status unpack(spk_error *err) {
     return status;
 }
 
+static spk_status pack_by_reading(spk_error *err) {
+    fault_is_viewless = true;
+    const spk_status status = pack(err);
+    fault_is_viewless = false;
+    return status;
+}
+
 static spk_status verify(spk_error *err) {
     spk_pack *p = NULL;
     spk_status status = spk_pack_open(pack_path, &p, err);
@@ -133,7 +140,7 @@ static const struct {
     spk_status (*run)(spk_error *err);
     const char *wanted;         /* what OUT must be the same as where it is there; NULL: there is no OUT */
 } works[] = {
-    { "pack", pack, wanted_path }, { "begin, pack", begin_pack, wanted_path }, { "resume", resume, wanted_path },
+    { "pack", pack, wanted_path }, { "pack by reading", pack_by_reading, wanted_path }, { "begin, pack", begin_pack, wanted_path }, { "resume", resume, wanted_path },
     { "unpack", unpack, source_path },
     { "verify", verify, NULL }, { "open GGUF", open_gguf, NULL }, { "decode pack", decode_pack, NULL },
     { "decode GGUF", decode_gguf, NULL }, { "tokenize", tokenize, NULL }, { "imatrix", read_imatrix, NULL },
@@ -211,7 +218,7 @@ static bool try_once(size_t work, fault_kind kind, int64_t k, spk_status *status
 }
 
 static bool must_be_survived(fault_kind kind) {
-    return kind == FAULT_READ_SHORT || kind == FAULT_WRITE_SHORT || kind == FAULT_INTERRUPT;
+    return kind == FAULT_READ_SHORT || kind == FAULT_WRITE_SHORT || kind == FAULT_INTERRUPT || kind == FAULT_VIEW;
 }
 
 /* A message names its file, or memory and threads that are of no file. */
