@@ -114,12 +114,12 @@ enum { SPK_NOTE_BYTES_MAX = 208 };
 /* After an append. */
 void spk_pack_writer_note(spk_pack_writer *writer, const void *note, uint32_t note_bytes);
 /* The next stretch, which has size_bytes of that section, out of the unfinished file: appends it and gives its note, as it was
- * left.  *done is false where it is not there, or not whole (chunks are compared with their digests); then none after it is,
- * either. */
+ * left.  *done is false where it is not there, or not whole (chunks are compared with their digests); then the section is to be gone on
+ * with by appending, which writes all that comes, whatever was left. */
 SPK_MUST_CHECK spk_status spk_pack_writer_replay(spk_pack_writer *writer, uint32_t place, uint64_t size_bytes, void *note,
                                                  uint32_t note_bytes, bool *done, spk_error *err);
-/* Bytes of data that the unfinished file holds whole; 0 unless resuming. */
-uint64_t spk_pack_writer_kept_bytes(const spk_pack_writer *writer);
+/* Bytes of data that were replayed. */
+uint64_t spk_pack_writer_replayed_bytes(const spk_pack_writer *writer);
 /* Writes the metadata sections and the header, fsync, rename.  Checks that every byte came, and runs the reader's
  * rules over the directory before it is published.  Frees the writer in every case. */
 SPK_MUST_CHECK spk_status spk_pack_writer_commit(spk_pack_writer *writer, const spk_tensor *tensors,

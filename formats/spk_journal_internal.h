@@ -5,7 +5,8 @@
  * The first one names the work (spk_pack_writer_options.job); then, in the order in which the bytes came, one for each chunk
  * of data that was written, with its digest, and one for each note of the caller.  A record is written after what it speaks
  * of, and each has a digest of its own, so what a kill has torn is seen.  Records are best effort: where one cannot be
- * written, later ones are not tried, and a resumed run goes on from there.
+ * written, later ones are not tried, and a resumed run goes on from there.  It
+ * reads all of them first and writes its own over them.
  */
 #ifndef SPK_SPK_JOURNAL_INTERNAL_H
 #define SPK_SPK_JOURNAL_INTERNAL_H
@@ -18,7 +19,7 @@ typedef enum { SPK_JOURNAL_JOB = 1, SPK_JOURNAL_CHUNK = 2, SPK_JOURNAL_NOTE = 3 
 typedef struct {
     uint32_t   kind;
     uint32_t   note_bytes;
-    uint64_t   end_bytes;                /* of data, up to and with what this speaks of */
+    uint64_t   end_bytes;                /* of data, where what this speaks of ends: a chunk, or the stretch of a note */
     spk_digest digest;                   /* JOB: the work; CHUNK: of its bytes */
     uint8_t    note[SPK_NOTE_BYTES_MAX];
     spk_digest check;                    /* of all before it, and of the job */

@@ -31,7 +31,8 @@ typedef struct {
     uint64_t      done_bytes;                /* whole chunks */
     uint64_t      fill_bytes;                /* of the chunk after them: they have been hashed */
     uint64_t      gathered_bytes;            /* the end of fill_bytes: not written yet, in `chunk` */
-    uint64_t      kept_bytes;                /* whole chunks that an earlier run left, compared with their digests */
+    uint64_t      kept_bytes;                /* whole chunks that an earlier run left, compared with their digests; 0 once others follow */
+    uint64_t      left_next;                 /* the record behind the last that was replayed */
     uint64_t      chunk_first;               /* in the digests */
     uint8_t      *chunk;
     spk_digester *digester;                  /* of the chunk; NULL where the section is empty */
@@ -50,7 +51,10 @@ struct spk_pack_writer {
     uint64_t        digest_count;
     uint64_t        data_offset_bytes;   /* where the data begin in the file */
     spk_journal     journal;
-    uint64_t        replay_index;        /* of the next record of that run; 0: nothing (more) of it is taken over */
+    uint64_t        appended_end_bytes;  /* of data, where the last append ended */
+    spk_journal_record *left;            /* records of an earlier run, read at once: this run's are written over them */
+    uint64_t        left_count, replayed_bytes;
+    bool            is_replaying;        /* what is appended lies in the file already */
     bool            resumes;             /* a full disk leaves what is done, too */
     spk_journal     dropped;             /* the journal as it was when its blocks were given back ... */
     uint64_t        dropped_done_bytes[SPK_PLACE_COUNT];     /* ... what it speaks of, of each data section ... */
@@ -66,6 +70,7 @@ static void free_writer(spk_pack_writer *writer) {
     }
     free(writer->path);
     free(writer->dropped_records);
+    free(writer->left);
     free(writer->digests);
     free(writer);
 }
@@ -120,7 +125,8 @@ static spk_status keep_for_resume(spk_pack_writer *writer, spk_status status, sp
     const char *kept_path = spk_outfile_keep(writer->file);
     if (err == NULL) return status;
     spk_error full = *err;
-    return spk_fail(err, status, "%s; %s keeps what was done for --resume", full.text, kept_path);
+    const char *slash = strrchr(kept_path, '/');       /* it lies beside OUT, whose path is in the text already */
+    return spk_fail(err, status, "%s; %s keeps what was done for --resume", full.text, slash != NULL ? slash + 1 : kept_path);
 }
 
 /* Where the disk is full, the journal's blocks are given back, and it is tried again without one; it comes back if there is room then.
@@ -218,19 +224,31 @@ static data_section *section_of_end(spk_pack_writer *writer, uint64_t end_bytes)
     return NULL;
 }
 
-/* Chunks are read again and compared, in the order of their records, up to the first that is not there or not whole. */
+/* Chunks are read again and compared, in each section up to the first that is not there or not whole. */
 static void find_kept_chunks(spk_pack_writer *writer) {
-    spk_journal_record record;
-    for (uint64_t i = 1; spk_journal_get(&writer->journal, i, &record); i++) {
-        if (record.kind != SPK_JOURNAL_CHUNK) continue;
-        data_section *s = section_of_end(writer, record.end_bytes);
-        if (s == NULL) return;
-        uint64_t at = s->offset_bytes + s->kept_bytes, end = writer->data_offset_bytes + record.end_bytes;
-        if (end <= at || end - at > SPK_CHUNK_BYTES || spk_outfile_read(writer->file, at, s->chunk, end - at, NULL) != SPK_OK)
-            return;
+    for (uint64_t i = 0; i < writer->left_count; i++) {
+        const spk_journal_record *record = &writer->left[i];
+        data_section *s = record->kind == SPK_JOURNAL_CHUNK ? section_of_end(writer, record->end_bytes) : NULL;
+        if (s == NULL) continue;
+        uint64_t at = s->offset_bytes + s->kept_bytes, end = writer->data_offset_bytes + record->end_bytes;
+        if (end <= at || end - at > SPK_CHUNK_BYTES || spk_outfile_read(writer->file, at, s->chunk, end - at, NULL) != SPK_OK) continue;
         spk_digest digest = spk_digest_of(s->chunk, end - at);
-        if (memcmp(&digest, &record.digest, sizeof digest) != 0) return;
-        s->kept_bytes += end - at;
+        if (memcmp(&digest, &record->digest, sizeof digest) == 0) s->kept_bytes += end - at;
+    }
+}
+
+/* All records behind the first; where memory is short, fewer. */
+static void read_left(spk_pack_writer *writer) {
+    uint64_t room = 0;
+    spk_journal_record record;
+    while (spk_journal_get(&writer->journal, writer->left_count + 1, &record)) {
+        if (writer->left_count == room) {
+            room = 2 * room + 64;
+            spk_journal_record *grown = realloc(writer->left, room * sizeof *grown);
+            if (grown == NULL) return;
+            writer->left = grown;
+        }
+        writer->left[writer->left_count++] = record;
     }
 }
 
@@ -240,8 +258,8 @@ static void begin_journal(spk_pack_writer *writer, const spk_pack_writer_options
     writer->journal = (spk_journal){ .file = writer->file, .base_bytes = round_up(base_bytes), .job = *o->job };
     if (o->resume && spk_journal_get(&writer->journal, 0, &left) && left.kind == SPK_JOURNAL_JOB &&
         memcmp(&left.digest, &job.digest, sizeof job.digest) == 0) {
+        read_left(writer);
         find_kept_chunks(writer);
-        writer->replay_index = 1;
     }
     spk_journal_put(&writer->journal, job);
 }
@@ -364,6 +382,7 @@ spk_status spk_pack_writer_append_to(spk_pack_writer *writer, uint32_t place, co
     const uint8_t *next = bytes;
     uint64_t room_bytes = s->size_bytes - filled_bytes(s), rest_bytes = 0;
     if (size_bytes > room_bytes) return fail_too_much(writer, size_bytes - room_bytes, err);
+    if (!writer->is_replaying) s->kept_bytes = 0;        /* what is made again need not be what was left */
     bool is_straight = size_bytes >= STRAIGHT_BYTES_MIN && ((uintptr_t)next - filled_bytes(s)) % SPK_BLOCK_ALIGN == 0;
     if (is_straight) SPK_TRY(write_straight(writer, s, next, size_bytes, &rest_bytes, err));
     while (size_bytes > 0) {
@@ -380,6 +399,7 @@ spk_status spk_pack_writer_append_to(spk_pack_writer *writer, uint32_t place, co
         size_bytes -= take;
     }
     if (is_straight) s->gathered_bytes = rest_bytes;
+    writer->appended_end_bytes = s->offset_bytes + filled_bytes(s) - writer->data_offset_bytes;
     return SPK_OK;
 }
 
@@ -399,53 +419,50 @@ bool spk_pack_writer_takes_turns(const spk_pack_writer *writer) { return spk_out
 
 /* ---- Going on where a run was killed ---- */
 
-/* Data appended so far. */
-static uint64_t appended_bytes(const spk_pack_writer *writer) {
-    uint64_t sum = 0;
-    for (uint32_t p = 0; p < SPK_PLACE_COUNT; p++) sum += filled_bytes(&writer->data[p]);
-    return sum;
-}
-
 void spk_pack_writer_note(spk_pack_writer *writer, const void *note, uint32_t note_bytes) {
     assert(note_bytes <= SPK_NOTE_BYTES_MAX);
-    spk_journal_record record = { .kind = SPK_JOURNAL_NOTE, .note_bytes = note_bytes, .end_bytes = appended_bytes(writer) };
+    spk_journal_record record = { .kind = SPK_JOURNAL_NOTE, .note_bytes = note_bytes, .end_bytes = writer->appended_end_bytes };
     memcpy(record.note, note, note_bytes);
     spk_journal_put(&writer->journal, record);
 }
 
-/* A record is overwritten by its equal while it is replayed: a stretch brings the same chunks, then its note. */
+/* The note of the stretch that ends there; NULL if none was left.  A section's are in order, but for what a run left that was itself one
+ * that resumed. */
+static const spk_journal_record *find_note(spk_pack_writer *writer, data_section *s, uint64_t end_bytes, uint32_t note_bytes) {
+    for (uint64_t n = 0; n < writer->left_count; n++) {
+        const uint64_t i = (s->left_next + n) % writer->left_count;
+        const spk_journal_record *record = &writer->left[i];
+        if (record->kind != SPK_JOURNAL_NOTE || record->end_bytes != end_bytes || record->note_bytes != note_bytes) continue;
+        s->left_next = i + 1;
+        return record;
+    }
+    return NULL;
+}
+
 spk_status spk_pack_writer_replay(spk_pack_writer *writer, uint32_t place, uint64_t size_bytes, void *note, uint32_t note_bytes,
                                   bool *done, spk_error *err) {
-    const data_section *s = &writer->data[place - 1];
-    uint64_t begin = filled_bytes(s);
-    spk_journal_record record = { .kind = 0 };
+    data_section *s = &writer->data[place - 1];
+    const uint64_t begin = filled_bytes(s);
     *done = false;
-    if (writer->replay_index == 0) return SPK_OK;
-    while (spk_journal_get(&writer->journal, writer->replay_index, &record) && record.kind == SPK_JOURNAL_CHUNK)
-        writer->replay_index++;
-    if (begin + size_bytes > s->kept_bytes || record.kind != SPK_JOURNAL_NOTE || record.note_bytes != note_bytes ||
-        record.end_bytes != appended_bytes(writer) + size_bytes) {
-        writer->replay_index = 0;
-        return SPK_OK;
-    }
+    if (begin + size_bytes > s->kept_bytes) return SPK_OK;
+    const spk_journal_record *record = find_note(writer, s, s->offset_bytes + begin + size_bytes - writer->data_offset_bytes, note_bytes);
+    if (record == NULL) return SPK_OK;
     uint8_t *bytes = malloc(size_bytes + 1);
     if (bytes == NULL) return spk_fail(err, SPK_E_MEMORY, "%s: out of memory for %" PRIu64 " bytes", writer->path, size_bytes);
     spk_status status = spk_outfile_read(writer->file, s->offset_bytes + begin, bytes, size_bytes, err);
+    writer->is_replaying = true;
     if (status == SPK_OK) status = spk_pack_writer_append_to(writer, place, bytes, size_bytes, err);
+    writer->is_replaying = false;
     free(bytes);
     if (status != SPK_OK) return status;
-    memcpy(note, record.note, note_bytes);
+    memcpy(note, record->note, note_bytes);
     spk_pack_writer_note(writer, note, note_bytes);
-    writer->replay_index++;
+    writer->replayed_bytes += size_bytes;
     *done = true;
     return SPK_OK;
 }
 
-uint64_t spk_pack_writer_kept_bytes(const spk_pack_writer *writer) {
-    uint64_t sum = 0;
-    for (uint32_t p = 0; p < SPK_PLACE_COUNT; p++) sum += writer->data[p].kept_bytes;
-    return sum;
-}
+uint64_t spk_pack_writer_replayed_bytes(const spk_pack_writer *writer) { return writer->replayed_bytes; }
 
 /* ---- Commit ---- */
 

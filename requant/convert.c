@@ -416,7 +416,7 @@ spk_status spk_convert_run(const spk_convert_options *options, spk_convert_plan 
     if (status == SPK_OK) status = spk_gguf_check_unchanged(options->source, err);
     if (status == SPK_OK && plan->fitted_count > 0) status = spk_gguf_check_unchanged(options->weights, err);
     if (status == SPK_OK) {
-        plan->resumed_bytes = spk_pack_writer_kept_bytes(writer);
+        plan->resumed_bytes = spk_pack_writer_replayed_bytes(writer);
         for (uint64_t i = 0; i < plan->tensor_count; i++) {
             spk_tensor *t = &plan->tensors[i];
             if (!spk_tensor_is_requantized(t)) continue;

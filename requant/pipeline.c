@@ -174,21 +174,36 @@ static void order_runs(pipeline *pipe, const spk_pack_writer *writer) {
     }
 }
 
-/* The runs that a killed run of this conversion had written, before the threads start. */
+/* The runs that a killed run of this conversion had written, before the threads start: in each section up to the first that is not whole.
+ * They come first in the order then. */
 static spk_status replay_runs(pipeline *pipe, spk_pack_writer *writer, spk_quant_error *errors, spk_error *err) {
     const spk_convert_job *job = pipe->job;
     SPK_STATIC_ASSERT(sizeof(spk_quant_error) * SPK_RUN_PIECE_MAX <= SPK_NOTE_BYTES_MAX, "the error sums are the note");
-    while (job->options->resume && pipe->written_count < job->run_count) {
-        const spk_run *run = pipe->order[pipe->written_count];
+    if (!job->options->resume) return SPK_OK;
+    const spk_run **rest = malloc((job->run_count + 1) * sizeof *rest);
+    if (rest == NULL) return spk_convert_out_of_memory(job->options->source, err);
+    bool is_over[SPK_PLACE_COUNT] = { false };
+    uint64_t rest_count = 0;
+    spk_status status = SPK_OK;
+    for (uint64_t r = 0; r < job->run_count && status == SPK_OK; r++) {
+        const spk_run *run = pipe->order[r];
         spk_quant_error sums[SPK_RUN_PIECE_MAX];
-        bool is_there;
-        SPK_TRY(spk_pack_writer_replay(writer, run->section, run->size_bytes, sums, sizeof sums, &is_there, err));
-        if (!is_there) break;
+        bool is_there = false;
+        if (!is_over[run->section - 1])
+            status = spk_pack_writer_replay(writer, run->section, run->size_bytes, sums, sizeof sums, &is_there, err);
+        if (!is_there) {
+            is_over[run->section - 1] = true;
+            rest[rest_count++] = run;
+            continue;
+        }
         for (uint32_t p = 0; p < run->piece_count; p++)
             spk_quant_error_merge(&errors[run->pieces[p].tensor_index], &sums[p]);
-        pipe->taken_count = ++pipe->written_count;
+        pipe->order[pipe->written_count++] = run;
     }
-    return SPK_OK;
+    pipe->taken_count = pipe->written_count;
+    for (uint64_t r = 0; r < rest_count && status == SPK_OK; r++) pipe->order[pipe->written_count + r] = rest[r];
+    free(rest);
+    return status;
 }
 
 /* Takes filled runs in order until all are written or one has failed. */

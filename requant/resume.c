@@ -31,8 +31,8 @@ static void add_file(spk_digester *digester, const spk_gguf *file) {
     }
 }
 
-/* Of the runs, and so of the records: another name where it changes. */
-static const char run_order[] = "sections in turns";
+/* Of the runs and of what their records say: another name where that changes. */
+static const char run_order[] = "sections in turns, notes by place";
 
 spk_status spk_convert_job_digest(const spk_convert_job *job, spk_digest *out, spk_error *err) {
     const spk_convert_options *options = job->options;

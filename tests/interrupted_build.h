@@ -59,6 +59,8 @@ static inline spk_status convert(const char *source_path, const char *out_path, 
     return status;
 }
 
+static const char *job_source = TINY36;              /* of leave_job and resume_native */
+
 /* What a run leaves that dies when `limit` bytes of data have been reported. */
 static uint64_t progress_limit;
 static inline void die_at(void *context, uint64_t done_bytes, uint64_t total_bytes) {
@@ -76,7 +78,7 @@ static inline void leave_job(const char *out, const char *recipe_name, spk_quant
         spk_recipe *recipe = NULL;
         spk_convert_plan plan;
         progress_limit = limit;
-        if (spk_gguf_open(TINY36, &source, NULL) != SPK_OK || spk_recipe_load(recipe_name, "", &recipe, NULL) != SPK_OK) _exit(1);
+        if (spk_gguf_open(job_source, &source, NULL) != SPK_OK || spk_recipe_load(recipe_name, "", &recipe, NULL) != SPK_OK) _exit(1);
         spk_convert_options options = { .source = source, .out_path = out, .recipe = recipe, .imatrix_name = "", .effort = effort,
                                         .thread_count = 1, .resume = resume, .progress = die_at };
         _exit(spk_convert_plan_make(&options, &plan, NULL) == SPK_OK && spk_convert_run(&options, &plan, NULL) == SPK_OK ? 0 : 1);
@@ -103,7 +105,7 @@ static inline spk_status resume_native(const char *out, uint64_t *resumed_bytes)
     spk_gguf *source = NULL;
     spk_recipe *recipe = NULL;
     spk_convert_plan plan = { .tensor_count = 0 };
-    spk_status status = spk_gguf_open(TINY36, &source, &err);
+    spk_status status = spk_gguf_open(job_source, &source, &err);
     if (status == SPK_OK) status = spk_recipe_load("native", "", &recipe, &err);
     spk_convert_options options = { .source = source, .out_path = out, .recipe = recipe, .imatrix_name = "", .resume = true };
     if (status == SPK_OK) status = spk_convert_plan_make(&options, &plan, &err);
