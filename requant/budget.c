@@ -114,11 +114,22 @@ static spk_status refuse(spk_budget_search *s, spk_error *err) {
                     " bytes is %.6g", limit, s->options->max_pack_bytes, set->cost.mean);
 }
 
+static spk_status find_smallest(spk_budget_search *s, spk_error *err) {
+    const spk_budget *b = s->budget;
+    memset(s->smallest, 0, spk_budget_choice_bytes(s));
+    for (uint32_t i = 0; i < b->item_count; i++)
+        for (uint32_t o = 1; o < b->items[i].option_count; o++)
+            if (b->items[i].options[o].bytes < b->items[i].options[s->smallest[i]].bytes) s->smallest[i] = o;
+    return spk_budget_size_of(b, s->smallest, &s->smallest_size, err);
+}
+
 static spk_status find_best(spk_budget_search *s, spk_error *err) {
     const spk_budget_set *set;
     uint32_t *nothing = s->budget->choice;               /* all zero: nothing but --set */
     SPK_TRY(check_reach(s, err));
     SPK_TRY(spk_budget_measure_around(s, nothing, true, err));
+    SPK_TRY(find_smallest(s, err));                      /* of the options that are left */
+    SPK_TRY(check_reach(s, err));
     s->factor = 1;
     if (spk_budget_has_max_kl(s)) {
         SPK_TRY(spk_budget_measure_set(s, nothing, &set, err));     /* what must hold if anything does */
@@ -145,10 +156,7 @@ static spk_status begin_search(spk_budget_search *s, spk_error *err) {
     if (s->kl == NULL || s->types == NULL || s->wanted == NULL || s->smallest == NULL || s->proposal == NULL || s->knapsack == NULL)
         return out_of_memory(err);
     for (uint64_t t = 0; t < tensor_count; t++) s->types[t] = b->plan.tensors[t].source_type;
-    for (uint32_t i = 0; i < b->item_count; i++)
-        for (uint32_t o = 1; o < b->items[i].option_count; o++)
-            if (b->items[i].options[o].bytes < b->items[i].options[s->smallest[i]].bytes) s->smallest[i] = o;
-    return spk_budget_size_of(b, s->smallest, &s->smallest_size, err);
+    return find_smallest(s, err);
 }
 
 static void end_search(spk_budget_search *s) {

@@ -112,7 +112,7 @@ static inline size_t spk_budget_choice_bytes(const spk_budget_search *s) {
 /* All limits but that on what a token reads where there is one on KL: then that is what is made small. */
 bool spk_budget_holds(const spk_budget_search *s, const spk_budget_set *set);
 /* What each option of each item costs beside the others of `center`, over the sample, into kl and base_kl; is_first: into
- * the table, too.  Overwrites s->proposal. */
+ * the table, too, and an option of which a weight is beyond the type is dropped from its item.  Overwrites s->proposal. */
 SPK_MUST_CHECK spk_status spk_budget_measure_around(spk_budget_search *s, const uint32_t *center, bool is_first,
                                                     spk_error *err);
 /* The set of a choice, over the whole text, measured unless it was before; *out is good until the next one. */

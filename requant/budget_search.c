@@ -26,7 +26,8 @@ static spk_status out_of_memory(spk_error *err) { return spk_fail(err, SPK_E_MEM
 
 /* ---- Measuring ---- */
 
-static spk_status measure_wanted(spk_budget_search *s, bool is_whole, spk_budget_cost *out, spk_error *err) {
+/* Brings the meter to s->wanted.  SPK_E_LIMIT where a tensor has a weight that spk does not write as its new type. */
+static spk_status set_wanted(spk_budget_search *s, spk_error *err) {
     const spk_convert_plan *plan = &s->budget->plan;
     const spk_budget_meter *meter = s->options->meter;
     for (uint64_t i = 0; i < plan->tensor_count; i++) {
@@ -38,31 +39,45 @@ static spk_status measure_wanted(spk_budget_search *s, bool is_whole, spk_budget
         meter->set(meter->context, i, &tensor, block);
         s->types[i] = s->wanted[i];
     }
-    return meter->measure(meter->context, is_whole, out, err);
+    return SPK_OK;
 }
 
 static void progress(const spk_budget_search *s, const char *what, uint64_t index, uint64_t count) {
     if (s->options->progress != NULL) s->options->progress(s->options->progress_context, what, index, count);
 }
 
-static spk_status measure_choice(spk_budget_search *s, const uint32_t *choice, bool is_whole, spk_budget_cost *out, spk_error *err) {
+/* *is_beyond, unless it is NULL: a weight is beyond what its new type takes, and nothing is measured; else that is an error. */
+static spk_status measure_choice(spk_budget_search *s, const uint32_t *choice, bool is_whole, spk_budget_cost *out, bool *is_beyond,
+                                 spk_error *err) {
     const spk_convert_plan *plan = &s->budget->plan;
     spk_budget_types(s->budget, choice, s->wanted);
     bool is_native = true;
     for (uint64_t t = 0; t < plan->tensor_count; t++) is_native = is_native && s->wanted[t] == plan->tensors[t].source_type;
-    if (!is_native) return measure_wanted(s, is_whole, out, err);
     *out = (spk_budget_cost){ 0, 0, 0 };                 /* what is as it was costs nothing */
-    return SPK_OK;
+    if (is_native) return SPK_OK;
+    spk_status status = set_wanted(s, err);
+    if (is_beyond != NULL && status == SPK_E_LIMIT) {
+        *is_beyond = true;
+        return SPK_OK;
+    }
+    SPK_TRY(status);
+    return s->options->meter->measure(s->options->meter->context, is_whole, out, err);
 }
 
-/* What each option of each item costs beside the others of `center`, into kl and base_kl; s->proposal is overwritten. */
+static void drop_option(spk_budget_item *item, uint32_t index) {
+    item->option_count--;
+    memmove(&item->options[index], &item->options[index + 1], (item->option_count - index) * sizeof *item->options);
+}
+
+/* What each option of each item costs beside the others of `center`, into kl and base_kl; s->proposal is overwritten.  The first
+ * time an option that cannot be made of a weight is dropped, since nobody asked for it. */
 spk_status spk_budget_measure_around(spk_budget_search *s, const uint32_t *center, bool is_first, spk_error *err) {
     spk_budget *b = s->budget;
     spk_budget_cost at_center, cost;
     uint64_t count = 0;
     for (uint32_t i = 0; i < b->item_count; i++) count += b->items[i].option_count - 1;
     memcpy(s->proposal, center, spk_budget_choice_bytes(s));
-    SPK_TRY(measure_choice(s, center, false, &at_center, err));
+    SPK_TRY(measure_choice(s, center, false, &at_center, NULL, err));
     s->base_kl = at_center.mean;
     for (uint32_t i = 0; i < b->item_count; i++) {
         spk_budget_item *item = &b->items[i];
@@ -72,7 +87,14 @@ spk_status spk_budget_measure_around(spk_budget_search *s, const uint32_t *cente
             if (o == center[i]) continue;
             progress(s, "choice", s->choice_index++, 2 * count);
             s->proposal[i] = o;
-            SPK_TRY(measure_choice(s, s->proposal, false, &cost, err));
+            bool is_beyond = false;
+            SPK_TRY(measure_choice(s, s->proposal, false, &cost, is_first ? &is_beyond : NULL, err));
+            if (is_beyond) {
+                drop_option(item, o--);
+                s->choice_index--;
+                count--;
+                continue;
+            }
             s->kl[i][o] = cost.mean - at_center.mean;
             if (is_first) item->options[o].cost = (spk_budget_cost){ s->kl[i][o], cost.se, cost.upper };
             if (s->kl[i][o] < least) least = s->kl[i][o];
@@ -121,7 +143,7 @@ spk_status spk_budget_measure_set(spk_budget_search *s, const uint32_t *choice, 
     if (status == SPK_OK) {
         memcpy(set.choice, choice, spk_budget_choice_bytes(s));
         progress(s, "set", s->set_count, 0);
-        status = measure_choice(s, choice, true, &set.cost, err);
+        status = measure_choice(s, choice, true, &set.cost, NULL, err);
         if (set.cost.mean > 0) s->budget->set_count++;
     }
     if (status != SPK_OK) {

@@ -193,17 +193,20 @@ static spk_status refuse_nonfinite(const row_range *range, const uint8_t *source
     return refuse_block(range, bad, SPK_E_NONFINITE, type->is_quantized ? "NaN or infinite scale" : "NaN or infinite weight", err);
 }
 
-/* What a quantizer says of a weight that the type cannot hold, with its place in the file; else what it says. */
+/* What a quantizer says of a weight that it does not take, with its place in the file; else what it says.  No NaN comes so far, but of
+ * a file that is changed after refuse_nonfinite. */
 static spk_status refuse_beyond(const row_range *range, const float *weights, spk_status status, spk_error *err) {
-    uint32_t type = range->tensor->type;
-    uint64_t bad = status == SPK_E_LIMIT ? spk_quant_find_beyond(type, weights, range->row_count * range->tensor->dims[0]) : UINT64_MAX;
+    uint32_t type = range->tensor->type, block_weights = spk_type_find(range->source->type)->block_weights;
+    bool is_of_a_weight = status == SPK_E_LIMIT || status == SPK_E_NONFINITE;
+    uint64_t bad = is_of_a_weight ? spk_quant_find_beyond(type, weights, range->row_count * range->tensor->dims[0]) : UINT64_MAX;
     if (bad == UINT64_MAX) return status;
+    if (status == SPK_E_NONFINITE) return refuse_block(range, bad / block_weights, status, "NaN or infinite weight", err);
     float low, high;
     char what[120];
     spk_quant_range(type, &low, &high);
-    (void)snprintf(what, sizeof what, "weight %.9g is beyond what %s can hold (%.9g to %.9g)", (double)weights[bad], spk_type_name(type),
+    (void)snprintf(what, sizeof what, "weight %.9g is beyond what spk writes as %s (%.9g to %.9g)", (double)weights[bad], spk_type_name(type),
                    (double)low, (double)high);
-    return refuse_block(range, bad / spk_type_find(range->source->type)->block_weights, SPK_E_LIMIT, what, err);
+    return refuse_block(range, bad / block_weights, SPK_E_LIMIT, what, err);
 }
 
 /* Rows that are summed at a time: the sums are in the pack, to the last bit. */

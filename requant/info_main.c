@@ -94,6 +94,11 @@ static spk_status open_subject(subject *s, spk_error *err) {
     return status != SPK_E_MAGIC ? status : spk_fail(err, status, "%s; nor is it a .spk pack", err->text);
 }
 
+/* Of a file that helps to repair: what is wrong with it stops only what needs it. */
+static spk_status excuse(spk_status status, const spk_error *why, spk_error *err) {
+    return status == SPK_E_MEMORY ? spk_fail(err, status, "%s", why->text) : SPK_OK;
+}
+
 /* Before the pack is opened for all else. */
 static spk_status repair(subject *s, spk_error *err) {
     const arguments *args = s->args;
@@ -101,13 +106,19 @@ static spk_status repair(subject *s, spk_error *err) {
     spk_imatrix *imatrix = NULL;
     spk_calibration *calibration = NULL;
     spk_cli_progress progress = { .what = "repairing" };
+    spk_repair_options options = { .progress = spk_cli_progress_show, .progress_context = &progress };
+    spk_error *no_weights = &options.no_weights, *no_statistics = &options.no_statistics;
     spk_status status = spk_gguf_open(args->source_path, &source, err);
-    if (status == SPK_OK && args->weights_path != NULL) status = spk_gguf_open(args->weights_path, &weights, err);
-    if (status == SPK_OK && args->imatrix_path != NULL) status = spk_imatrix_open(args->imatrix_path, &imatrix, err);
+    if (status == SPK_OK && args->weights_path != NULL)
+        status = excuse(spk_gguf_open(args->weights_path, &weights, no_weights), no_weights, err);
+    if (status == SPK_OK && args->imatrix_path != NULL)
+        status = excuse(spk_imatrix_open(args->imatrix_path, &imatrix, no_statistics), no_statistics, err);
     if (status == SPK_OK && args->calibration_path != NULL)
-        status = spk_calibration_open(args->calibration_path, &calibration, err);
-    spk_repair_options options = { .source = source, .weights = weights, .imatrix = imatrix, .calibration = calibration,
-                                   .progress = spk_cli_progress_show, .progress_context = &progress };
+        status = excuse(spk_calibration_open(args->calibration_path, &calibration, no_statistics), no_statistics, err);
+    options.source = source;
+    options.weights = weights;
+    options.imatrix = imatrix;
+    options.calibration = calibration;
     if (status == SPK_OK) status = spk_repair(args->path, &options, &s->repaired, err);
     spk_cli_progress_end(&progress);
     spk_calibration_close(calibration);

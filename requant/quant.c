@@ -174,7 +174,7 @@ static spk_status check_weights(const spk_quant_job *job, spk_error *err) {
         if (!isfinite(weights[c]))
             return spk_fail(err, SPK_E_NONFINITE, "row %" PRIu64 ", column %" PRIu64 ": weight is %s", row, c,
                             isnan(weights[c]) ? "NaN" : "infinite");
-        return spk_fail(err, SPK_E_LIMIT, "row %" PRIu64 ", column %" PRIu64 ": weight %.9g is beyond what %s can hold (%.9g to %.9g)", row, c,
+        return spk_fail(err, SPK_E_LIMIT, "row %" PRIu64 ", column %" PRIu64 ": weight %.9g is beyond what spk writes as %s (%.9g to %.9g)", row, c,
                         (double)weights[c], spk_type_name(job->type), (double)low, (double)high);
     }
     return SPK_OK;

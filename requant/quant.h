@@ -36,8 +36,9 @@ typedef struct {
     spk_quant_effort effort;
 } spk_quant_job;
 
-/* The least and the largest weight that a block of the type can decode to, with the largest F16 factor, scale and code.  A type
- * that spk_quantize can make. */
+/* The least and the largest weight that spk_quantize takes for a type that it can make: what its searches reach with the largest F16
+ * factor, scale and code.  The formats hold a little more, which it does not use: scales of -128 in Q6_K, codes of -128 in Q8_0,
+ * factors below zero in Q4_K and Q5_K. */
 void spk_quant_range(uint32_t type, float *low, float *high);
 /* Index of the first weight outside of that range, or NaN; UINT64_MAX if there is none. */
 uint64_t spk_quant_find_beyond(uint32_t type, const float *weights, uint64_t count);

@@ -29,7 +29,7 @@ typedef struct {
     uint8_t            *chunk, *run_buffer;
     uint64_t            done_bytes, total_bytes;
     spk_repair_result   result;
-    spk_error           unfit;           /* what is wrong with options->weights, which are not used then */
+    spk_error           unfit;           /* what is wrong with a file that the pack was made with, and that is not used then */
     spk_error           first_failure;   /* of a chunk that cannot be made, or comes out otherwise */
 } repair;
 
@@ -121,7 +121,9 @@ static bool is_of_the_system(spk_status status) { return status == SPK_E_IO || s
 
 /* A file of better weights that is not the one: what was fitted from it cannot be made, all else can. */
 static spk_status use_weights(repair *r, spk_error *err) {
-    if (*spk_pack_provenance(r->pack)->weights_name == '\0' || r->options->weights == NULL) return SPK_OK;
+    if (*spk_pack_provenance(r->pack)->weights_name == '\0') return SPK_OK;
+    r->unfit = r->options->no_weights;
+    if (r->options->weights == NULL) return SPK_OK;
     r->convert.weights = r->options->weights;
     spk_status status = spk_convert_check_weights(&r->convert, &r->plan, &r->unfit);
     if (status == SPK_OK) return SPK_OK;
@@ -149,17 +151,12 @@ static spk_status make_job(repair *r, spk_error *err) {
     for (uint32_t place = 1; place <= SPK_PLACE_COUNT; place++)
         (void)spk_pack_section(r->pack, place, &plan->section_bytes[place - 1]);
     SPK_TRY(use_weights(r, err));
+    if (*p->imatrix_name != '\0' && r->unfit.status == SPK_OK) r->unfit = r->options->no_statistics;
     SPK_TRY(spk_convert_make_job(&r->convert, plan, &r->job, err));
     r->run_buffer = malloc(r->job.run_bytes_max + 1);
     if (r->run_buffer == NULL || !spk_convert_scratch_alloc(&r->job, &r->scratch))
         return spk_convert_out_of_memory(r->options->source, err);
     return SPK_OK;
-}
-
-static bool has_requantized(const repair *r, const spk_run *run) {
-    for (uint32_t p = 0; p < run->piece_count; p++)
-        if (spk_tensor_is_requantized(&r->plan.tensors[run->pieces[p].tensor_index])) return true;
-    return false;
 }
 
 /* Bytes [begin, begin + size) of a section, out of the runs that touch them. */
@@ -170,7 +167,6 @@ static spk_status make_bytes(repair *r, uint32_t place, uint64_t begin, uint64_t
         if (run->section != place || run->offset_bytes >= begin + size || run->offset_bytes + run->size_bytes <= begin) continue;
         spk_quant_error sums[SPK_RUN_PIECE_MAX];
         uint64_t passed[SPK_CONVERT_FILE_COUNT];
-        if (r->unfit.status != SPK_OK && has_requantized(r, run)) return spk_fail(err, r->unfit.status, "%s", r->unfit.text);
         SPK_TRY(spk_convert_fill(&r->job, run, &r->scratch, r->run_buffer, sums, passed, err));
         uint64_t from = run->offset_bytes > begin ? run->offset_bytes : begin, end = run->offset_bytes + run->size_bytes;
         if (end > begin + size) end = begin + size;
@@ -204,27 +200,33 @@ static spk_status read_chunk(const repair *r, uint64_t at, uint64_t size, spk_er
     return SPK_OK;
 }
 
-static spk_status repair_chunk(repair *r, uint32_t place, uint64_t index, uint64_t size, spk_error *err) {
+/* The first chunk that stays damaged; `why` it cannot be made, or NULL where it only comes out otherwise. */
+static void note_failure(repair *r, uint64_t at, uint64_t size, const char *why) {
     const spk_provenance *p = spk_pack_provenance(r->pack);
+    bool needs_weights = *p->weights_name != '\0', needs_imatrix = *p->imatrix_name != '\0';
+    if (r->first_failure.status != SPK_OK) return;
+    if (why != NULL)
+        (void)spk_fail(&r->first_failure, SPK_E_MISMATCH, "%s: %" PRIu64 " bytes at file offset %" PRIu64 " cannot be made again, "
+                       "and stay damaged: %s", spk_pack_path(r->pack), size, at, why);
+    else
+        (void)spk_fail(&r->first_failure, SPK_E_MISMATCH, "%s: %" PRIu64 " bytes at file offset %" PRIu64 " come out otherwise than "
+                       "they were, and stay damaged: made by %s%s%s%s%s", spk_pack_path(r->pack), size, at, p->tool_version,
+                       needs_weights ? ", fitted from " : "", needs_weights ? p->weights_name : "",
+                       needs_imatrix ? ", with the imatrix or calibration " : "", needs_imatrix ? p->imatrix_name : "");
+}
+
+static spk_status repair_chunk(repair *r, uint32_t place, uint64_t index, uint64_t size, spk_error *err) {
     uint64_t begin = index * SPK_CHUNK_BYTES, at = spk_pack_section_file_offset(r->pack, place) + begin;
     spk_error unlike;
     if (r->job.runs == NULL) SPK_TRY(make_job(r, err));
     spk_status status = make_bytes(r, place, begin, size, &unlike);
     if (is_of_the_system(status)) return spk_fail(err, status, "%s", unlike.text);
-    if (status != SPK_OK) {
-        if (r->first_failure.status == SPK_OK)
-            (void)spk_fail(&r->first_failure, SPK_E_MISMATCH, "%s: %" PRIu64 " bytes at file offset %" PRIu64 " cannot be made again, "
-                           "and stay damaged: %s", spk_pack_path(r->pack), size, at, unlike.text);
-    } else if (spk_pack_verify_chunk(r->pack, place, index, r->chunk, &unlike) == SPK_OK) {
+    if (status == SPK_OK && spk_pack_verify_chunk(r->pack, place, index, r->chunk, NULL) == SPK_OK) {
         SPK_TRY(write_chunk(r, at, size, err));
         r->result.repaired_count++;
         r->result.repaired_bytes += size;
-    } else if (r->first_failure.status == SPK_OK) {
-        bool needs_weights = *p->weights_name != '\0', needs_imatrix = *p->imatrix_name != '\0';
-        (void)spk_fail(&r->first_failure, SPK_E_MISMATCH, "%s: %" PRIu64 " bytes at file offset %" PRIu64 " come out otherwise than "
-                       "they were, and stay damaged: made by %s%s%s%s%s", spk_pack_path(r->pack), size, at, p->tool_version,
-                       needs_weights ? ", fitted from " : "", needs_weights ? p->weights_name : "",
-                       needs_imatrix ? ", with the imatrix or calibration " : "", needs_imatrix ? p->imatrix_name : "");
+    } else {                                             /* without a file that it was made with, that is why */
+        note_failure(r, at, size, r->unfit.status != SPK_OK ? r->unfit.text : status != SPK_OK ? unlike.text : NULL);
     }
     return SPK_OK;
 }

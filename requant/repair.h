@@ -17,6 +17,8 @@ typedef struct {
     const spk_gguf    *weights;          /* what requantized weights were fitted from */
     const spk_imatrix *imatrix;          /* what they were weighed with */
     const spk_calibration *calibration;  /* likewise, instead of an imatrix */
+    /* Why such a file could not be opened: it stops only what cannot be made without it.  SPK_OK: there is nothing to say. */
+    spk_error          no_weights, no_statistics;
     spk_convert_progress_fn *progress;   /* may be NULL; bytes read of the pack and the source */
     void              *progress_context;
 } spk_repair_options;

@@ -114,10 +114,11 @@ typedef struct {
     spk_convert_options convert;
     spk_budget_options  options;
     spk_budget         *budget;
+    uint32_t            thread_count;
 } search_case;
 
 static search_case open_case(double factor, double power) {
-    search_case c = { .meter = { .factor = factor, .power = power } };
+    search_case c = { .meter = { .factor = factor, .power = power }, .thread_count = 2 };
     CHECK_OK(spk_gguf_open(TINY36, &c.source, &err), err);
     c.meter.tensor_count = spk_gguf_tensor_count(c.source);
     for (uint64_t i = 0; i < c.meter.tensor_count; i++)
@@ -128,7 +129,7 @@ static search_case open_case(double factor, double power) {
 }
 
 static spk_status choose(search_case *c) {
-    c->convert = (spk_convert_options){ .source = c->source, .effort = SPK_EFFORT_FAST, .thread_count = 2 };
+    c->convert = (spk_convert_options){ .source = c->source, .effort = SPK_EFFORT_FAST, .thread_count = c->thread_count };
     c->hooks = (spk_budget_meter){ .context = &c->meter, .position_count = 1000, .sample_count = 500, .set = known_set,
                                    .measure = known_measure };
     c->options.convert = &c->convert;
@@ -358,6 +359,73 @@ static void every_tensor_that_can_shrink_is_in_one_item(void) {
     close_case(&c);
 }
 
+/* The lowest weight of a Q8_0 block is below what Q5_K and Q4_K reach, the highest of a Q6_K block above them: one option is left of
+ * the shared experts' first group, none of the last group's routed down matrices. */
+static void write_extreme(const char *path) {
+    gguf_build b = gb_read(TINY36);
+    spk_gguf *source;
+    CHECK_OK(spk_gguf_open(TINY36, &source, &err), err);
+    spk_block_q8_0 q8 = { .d = 0x7bff, .qs = { -127 } };
+    spk_block_q6_k q6 = { .d = 0x7bff };
+    memset(q6.ql, 0xff, sizeof q6.ql);
+    memset(q6.qh, 0xff, sizeof q6.qh);
+    memset(q6.scales, 127, sizeof q6.scales);
+    memcpy(b.bytes + spk_gguf_tensor_find(source, "blk.1.ffn_up_shexp.weight")->file_offset_bytes, &q8, sizeof q8);
+    const spk_gguf_tensor *last = spk_gguf_tensor_find(source, "blk.6.ffn_down_exps.weight");
+    memcpy(b.bytes + last->file_offset_bytes + last->size_bytes - sizeof q6, &q6, sizeof q6);
+    spk_gguf_close(source);
+    gb_save(&b, path);
+    gb_free(&b);
+}
+
+static search_case open_extreme(void) {
+    search_case c = open_case(1, 1);
+    spk_gguf_close(c.source);
+    CHECK_OK(spk_gguf_open(in_dir("extreme.gguf"), &c.source, &err), err);
+    return c;
+}
+
+static const spk_budget_item *item_of(const spk_budget *b, const char *class_name, uint32_t layer) {
+    const spk_budget_item *item = b->items;
+    while (item < b->items + b->item_count - 1 && (strcmp(item->class_name, class_name) != 0 || layer < item->layer_begin || layer > item->layer_last)) item++;
+    return item;
+}
+
+static void what_a_type_cannot_hold_is_no_choice(void) {
+    static const char *const pin = "blk\\.1\\.ffn_up_shexp\\.weight=Q4_K";
+    uint64_t least = 0;
+    char text[4000] = "";
+    gb_make_dir(dir);
+    write_extreme(in_dir("extreme.gguf"));
+    for (int k = 0; k < 4; k++) {                        /* everything, twice; the least; one byte less than that */
+        search_case c = open_extreme();
+        c.thread_count = k == 0 ? 1 : 5;
+        if (k < 2) c.options.max_kl = 1e6;
+        else c.options.max_token_bytes = least - (k == 3);
+        if (k == 3) {
+            CHECK(choose(&c) == SPK_E_MISMATCH && strstr(err.text, "the fewest that can be reached are ") != NULL &&
+                  strtoull(strstr(err.text, "are ") + 4, NULL, 10) == least, "%s", err.text);
+        } else {
+            CHECK_OK(choose(&c), err);
+            if (c.budget == NULL) return;
+            const spk_budget_item *q6 = item_of(c.budget, "shared expert", 1), *none = item_of(c.budget, "routed down", 6);
+            CHECK(q6->option_count == 2 && q6->options[1].type == SPK_TYPE_Q6_K, "%u options", q6->option_count);
+            CHECK(none->option_count == 1 && item_of(c.budget, "routed down", 1)->option_count > 1, "%u options", none->option_count);
+            least = check_recipe(&c);
+            CHECK(k != 1 || strcmp(text, c.budget->text) == 0, "another recipe with 5 threads: %s", c.budget->text);
+            (void)snprintf(text, sizeof text, "%s", c.budget->text);
+        }
+        close_case(&c);
+    }
+    search_case c = open_extreme();                      /* what is asked for is not dropped */
+    c.options.max_kl = 1e6;
+    c.options.sets = &pin;
+    c.options.set_count = 1;
+    CHECK(choose(&c) == SPK_E_LIMIT && strstr(err.text, "'blk.1.ffn_up_shexp.weight', row 0, block 0: weight -8319008 is beyond") != NULL, "%s", err.text);
+    close_case(&c);
+    gb_remove_dir(dir);
+}
+
 /* ---- Parts ---- */
 
 static void a_tensor_in_memory_is_that_of_the_pack(void) {
@@ -448,6 +516,7 @@ int main(void) {
     RUN(an_impossible_budget_says_what_is_possible);
     RUN(what_set_matches_is_left_alone);
     RUN(every_tensor_that_can_shrink_is_in_one_item);
+    RUN(what_a_type_cannot_hold_is_no_choice);
     RUN(a_tensor_in_memory_is_that_of_the_pack);
     RUN(windows_put_together_are_one_comparison);
     return CHECK_EXIT();

@@ -296,7 +296,7 @@ static void a_weight_beyond_its_new_type_is_refused_by_its_place(void) {
             char set[80], text[200];
             float limit = k == 0 ? targets[t].high : targets[t].low, beyond = nextafterf(limit, 2 * limit);
             (void)snprintf(set, sizeof set, "blk\\.2\\.ffn_down_exps\\.weight=%s", targets[t].type);
-            (void)snprintf(text, sizeof text, "f32.gguf: tensor '%s', expert 3, row 17, block 100: weight %.9g is beyond what %s can hold (",
+            (void)snprintf(text, sizeof text, "f32.gguf: tensor '%s', expert 3, row 17, block 100: weight %.9g is beyond what spk writes as %s (",
                            tensor, (double)beyond, targets[t].type);
             memcpy(first, &limit, sizeof limit), memcpy(second, &limit, sizeof limit);
             gb_save(&b, source);

@@ -76,6 +76,33 @@ check "and with it, a file that was not used besides, it is made whole" '[ $rc -
 "$SPK_BIN/spk-calibrate" --importance --text tests/text/held-out.txt --max-tokens 64 -o "$dir/other.gguf" tests/models/tiny-qwen3moe-q4_k_m.gguf >>"$dir/out" 2>>"$dir/err"
 check "a pack with an imatrix, and statistics of another model" '[ $? -eq 0 ] && [ -s "$dir/fit.spk" ] && [ -s "$dir/other.gguf" ]'
 for at in 3000000 7000000 11000000; do flip "$dir/fit.spk" $at; done
+# What helps, but cannot be read: an empty file, junk, none, another kind, half of a file.
+: >"$dir/empty"
+printf 'hello\n' >"$dir/junk"
+head -c 100000 tests/models/tiny-qwen36.imatrix.gguf >"$dir/half.gguf"
+cp "$pack" "$dir/whole.spk"
+cp "$dir/fit.spk" "$dir/hurt.spk"
+alone=1
+used=1
+for helper in "--imatrix $dir/empty" "--imatrix $dir/junk" "--imatrix $dir/nowhere" "--imatrix $model" "--imatrix $dir/half.gguf" \
+    "--calibration $dir/junk" "--calibration $dir/nowhere" "--calibration tests/models/tiny-qwen36.imatrix.gguf" \
+    "--source-weights $dir/empty" "--source-weights $dir/nowhere" "--source-weights tests/models/tiny-qwen36.imatrix.gguf" \
+    "--source-weights $dir/half.gguf"; do
+    file=${helper#* }
+    flip "$dir/whole.spk" 3000000
+    # shellcheck disable=SC2086
+    info --repair $model $helper "$dir/whole.spk"
+    [ $rc -eq 0 ] && [ ! -s "$dir/err" ] && cmp -s "$pack" "$dir/whole.spk" || alone="$helper: $(cat "$dir/err")"
+    case $helper in --source-weights*) continue ;; esac
+    cp "$dir/hurt.spk" "$dir/fit.spk"
+    # shellcheck disable=SC2086
+    info --repair $model $helper "$dir/fit.spk"
+    [ $rc -eq 1 ] && [ "$(wc -l <"$dir/err")" = 1 ] && says "fit.spk: .* cannot be made again, and stay damaged: $file: .*; 2 of 3 damaged chunks were repaired$" ||
+        used="$helper: $(cat "$dir/err")"
+done
+check "a file that cannot be read stops no repair that does without ($alone)" '[ "$alone" = 1 ]'
+check "and of one that needs it only that ($used)" '[ "$used" = 1 ]'
+cp "$dir/hurt.spk" "$dir/fit.spk"
 info --repair $model --imatrix "$dir/other.gguf" "$dir/fit.spk"
 check "what needs no imatrix is repaired with a wrong one" '[ $rc -eq 1 ] && [ "$(wc -l <"$dir/err")" = 1 ] && says "fit.spk: .* stay damaged: .*, with the imatrix or calibration tiny-qwen36.imatrix.gguf; 2 of 3 damaged chunks were repaired$"'
 info --repair $model --imatrix tests/models/tiny-qwen36.imatrix.gguf --verify "$dir/fit.spk"

@@ -399,7 +399,7 @@ static void tiny_weights_use_what_f16_has(void) {
     }
 }
 
-/* By the formats: the largest F16, times the largest scale, times the largest code. */
+/* The largest F16, times the largest scale, times the largest code that the searches use. */
 static const float lowest[TYPE_COUNT] = { -65504.0f * 63, -65504.0f * 63, -65504.0f * 127 * 32, -65504.0f * 127 };
 static const float highest[TYPE_COUNT] = { 65504.0f * 63 * 15, 65504.0f * 63 * 31, 65504.0f * 127 * 32, 65504.0f * 127 };
 
@@ -428,7 +428,7 @@ static void refuses_what_the_type_cannot_hold(void) {
         fill_bell(15, 1.0f);
         weights[3 * COLS + 200] = limit;
         weights[7 * COLS + 300] = weights[9 * COLS] = beyond;
-        (void)snprintf(says, sizeof says, "row 7, column 300: weight %.9g is beyond what %s can hold (%.9g to %.9g)", (double)beyond,
+        (void)snprintf(says, sizeof says, "row 7, column 300: weight %.9g is beyond what spk writes as %s (%.9g to %.9g)", (double)beyond,
                        spk_type_name(types[t]), (double)lowest[t], (double)highest[t]);
         spk_quant_job job = job_of(types[t], NULL, blocks);
         double scale;

@@ -140,6 +140,43 @@ static void files_that_were_not_used_are_not_needed(void) {
     gb_remove_dir(dir);
 }
 
+/* A file that was not opened stops only what cannot be made without it, and nothing where it was not used. */
+static void files_that_do_not_open_stop_only_what_needs_them(void) {
+    static const spk_error bad = { SPK_E_MAGIC, "junk: is no such file" };
+    const spk_error none = { .status = SPK_OK };
+    gb_make_dir(dir);
+    const char *wanted = in_dir("wanted.spk"), *path = in_dir("a.spk");
+    bool has_weights = access(TINY36_BF16, R_OK) == 0;
+    for (int k = 0; k < 3; k++) {                        /* made with nothing, with an imatrix, with better weights */
+        if (k == 2 && !has_weights) {
+            SKIP("build/models/tiny-qwen36-bf16.gguf is not there (make test unpacks it)");
+            break;
+        }
+        pack_request request = { .recipe = k == 0 ? "ffn" : "native", .replace = true, .imatrix_path = k == 1 ? IMATRIX : NULL,
+                                 .set = k == 0 ? NULL : "blk\\.5\\.ffn_down_exps\\.weight=Q4_K",
+                                 .weights_path = k == 2 ? TINY36_BF16 : NULL };
+        CHECK_OK(pack(TINY36, wanted, &request), err);
+        CHECK_OK(pack(TINY36, path, &request), err);
+        uint64_t count = damage(path);
+        spk_gguf *source = NULL;
+        CHECK_OK(spk_gguf_open(TINY36, &source, &err), err);
+        spk_repair_options options = { .source = source, .no_weights = k == 1 ? none : bad, .no_statistics = k == 2 ? none : bad };
+        spk_status status = spk_repair(path, &options, &result, &err);
+        if (k == 0) {
+            CHECK(status == SPK_OK && result.repaired_count == count && same_bytes(path, wanted), "%d of %d", (int)result.repaired_count, (int)count);
+        } else {
+            CHECK(status == SPK_E_MISMATCH && strstr(err.text, " cannot be made again, and stay damaged: junk: is no such file; ") != NULL,
+                  "%s", err.text);
+            CHECK(result.damaged_count == count && result.repaired_count > 0 && result.repaired_count < count, "%d of %d",
+                  (int)result.repaired_count, (int)count);
+            CHECK_OK(repair(path, TINY36, request.imatrix_path, request.weights_path), err);
+            CHECK(same_bytes(path, wanted), "the repaired pack differs");
+        }
+        spk_gguf_close(source);
+    }
+    gb_remove_dir(dir);
+}
+
 static void what_was_made_with_an_imatrix_says_so(void) {
     gb_make_dir(dir);
     const char *path = in_dir("a.spk");
@@ -376,6 +413,7 @@ int main(void) {
     RUN(a_pack_fitted_from_better_weights_needs_them);
     RUN(a_wrong_imatrix_stops_only_what_needs_it);
     RUN(files_that_were_not_used_are_not_needed);
+    RUN(files_that_do_not_open_stop_only_what_needs_them);
     RUN(what_was_made_with_an_imatrix_says_so);
     RUN(another_source_is_refused);
     RUN(a_directory_that_is_not_the_sources_is_refused);
