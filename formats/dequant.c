@@ -11,6 +11,7 @@
 #include <assert.h>
 #include <inttypes.h>
 
+#include "formats/cpu_features.h"
 #include "formats/dequant_internal.h"
 
 /* ---- Blocks of 32 ---- */
@@ -125,23 +126,14 @@ static void rows_f32(const uint8_t *restrict blocks, uint64_t block_count, float
 
 /* ---- The tables ---- */
 
-static bool always_usable(void) { return true; }
-
-#if defined(__x86_64__)
-static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-static bool has_avx512(void) {
-    return has_avx2() && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
-}
-#endif
-
 #define BUILD(name, usable) \
     { #name, usable, spk_dequant_f16_##name, spk_dequant_bf16_##name, spk_dequant_q8_0_##name, spk_dequant_q4_k_##name, \
       spk_dequant_q5_k_##name, spk_dequant_q6_k_##name }
 const spk_dequant_build spk_dequant_builds[] = {
-    BUILD(plain, always_usable),
+    BUILD(plain, spk_cpu_runs_plain),
 #if defined(__x86_64__)
-    BUILD(avx2, has_avx2),
-    BUILD(avx512, has_avx512),
+    BUILD(avx2, spk_cpu_runs_avx2),
+    BUILD(avx512, spk_cpu_runs_avx512),
 #endif
 };
 const size_t spk_dequant_build_count = sizeof spk_dequant_builds / sizeof *spk_dequant_builds;

@@ -152,7 +152,8 @@ typedef struct {
  * (kernels/router_cuda.cuh).  A kernel adds to sums: they are zero before its launch.  column_count is that of x, a multiple of 32.
  * weights[c / 4][e][c % 4] = W[e][c] * norm[c], 16-byte aligned, is what spk_cuda_launch_router_source makes. */
 enum { SPK_CUDA_ROUTER_GROUP = 16, SPK_CUDA_ROUTER_COLUMNS_MAX = 32768 };
-/* Words of sums for row_count rows, a multiple of 4: four of them in 128 bytes. */
+/* Row e's sum is sums[e / 4 * 16 + e % 4]: four of them in 128 bytes (kernels/router_cuda.cuh says why).  Words for row_count rows, a
+ * multiple of 4: */
 static inline uint64_t spk_cuda_router_words(uint64_t row_count) { return row_count * 4; }
 typedef struct {
     const float *weights;
@@ -248,7 +249,7 @@ void     spk_cuda_launch_attention(spk_cuda *cuda, const spk_cuda_attention *arg
 
 /* How an expert kernel learns which experts to use.  choice NULL: every CTA selects for itself from a router's sums (the larger
  * first, as F32; ties to the lower index; weights are a softmax of the logits of those chosen).  Else choice and weight [used_count]
- * are read.  The shared expert's logit is sums[expert_count].  At most 1024 experts, 64 used. */
+ * are read.  The shared expert's sum is that of row expert_count.  At most 1024 experts, 64 used. */
 typedef struct {
     const long long *sums;               /* of spk_cuda_router, as squares */
     const float     *squares;

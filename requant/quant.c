@@ -11,27 +11,19 @@
 #include <math.h>
 #include <string.h>
 
+#include "formats/cpu_features.h"
 #include "requant/quant_blocks_internal.h"
 #include "requant/quant_units_internal.h"
-
-static bool always_usable(void) { return true; }
-
-#if defined(__x86_64__)
-static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-static bool has_avx512(void) {
-    return has_avx2() && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
-}
-#endif
 
 #define BUILD(name, tile_count, usable) \
     { #name, tile_count, usable, spk_quant_affine_##name, spk_quant_q6_##name, spk_quant_q8_##name, spk_quant_error_add_##name, \
       spk_quant_within_##name, spk_quant_fill_##name, spk_quant_nibbles_##name, spk_quant_fill_importance_##name, \
       spk_quant_affine_units_##name, spk_quant_symmetric_units_##name }
 const spk_quant_build spk_quant_builds[] = {
-    BUILD(plain, 1, always_usable),
+    BUILD(plain, 1, spk_cpu_runs_plain),
 #if defined(__x86_64__)
-    BUILD(avx2, 1, has_avx2),
-    BUILD(avx512, SPK_QUANT_TILES_AVX512, has_avx512),
+    BUILD(avx2, 1, spk_cpu_runs_avx2),
+    BUILD(avx512, SPK_QUANT_TILES_AVX512, spk_cpu_runs_avx512),
 #endif
 };
 const size_t spk_quant_build_count = sizeof spk_quant_builds / sizeof *spk_quant_builds;
