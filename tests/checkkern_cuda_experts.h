@@ -18,12 +18,6 @@ typedef struct {
     bool        is_full;
 } expert_spec;
 
-#define F32 SPK_TYPE_F32
-#define BF16 SPK_TYPE_BF16
-#define Q8 SPK_TYPE_Q8_0
-#define Q4K SPK_TYPE_Q4_K
-#define Q5K SPK_TYPE_Q5_K
-#define Q6K SPK_TYPE_Q6_K
 static const expert_spec expert_specs[] = {
     { "12 top-4", 256, 256, 256, 12, 4, Q4K, Q5K, Q8, false },
     { "12 top-4, narrow floats", 96, 32, 96, 12, 4, BF16, BF16, F32, false },
@@ -46,12 +40,6 @@ static const expert_spec expert_specs[] = {
     { "Qwen3-30B", 2048, 768, 0, 128, 8, Q4K, Q6K, 0, true },
     { "Qwen3-30B", 2048, 768, 0, 128, 8, Q4K, Q4K, 0, true },
 };
-#undef F32
-#undef BF16
-#undef Q8
-#undef Q4K
-#undef Q5K
-#undef Q6K
 
 typedef struct {
     const expert_spec *spec;

@@ -211,6 +211,7 @@ static void check_gemv_sources(device_case *t, bool is_quick) {
         }
 }
 
+/* Short for tables, here and in the headers that include this one. */
 #define F32 SPK_TYPE_F32
 #define F16 SPK_TYPE_F16
 #define BF16 SPK_TYPE_BF16
@@ -460,12 +461,5 @@ static void check_folded(device_case *t, bool is_quick) {
             check_folded_pair(t, gpu_types[type], counts[k], 512, false);
         }
 }
-#undef F32
-#undef F16
-#undef BF16
-#undef Q8
-#undef Q4K
-#undef Q5K
-#undef Q6K
 
 #endif

@@ -196,13 +196,6 @@ static void check_router_alone(device_case *t, uint32_t row_count, uint32_t colu
 /* ---- Out of a projection ---- */
 
 typedef struct { gemv_spec gemv; uint32_t row_count, type; bool has_shared; } projection_spec;      /* row_count: of the router */
-#define F32 SPK_TYPE_F32
-#define F16 SPK_TYPE_F16
-#define BF16 SPK_TYPE_BF16
-#define Q8 SPK_TYPE_Q8_0
-#define Q4K SPK_TYPE_Q4_K
-#define Q5K SPK_TYPE_Q5_K
-#define Q6K SPK_TYPE_Q6_K
 static const projection_spec projection_specs[] = {
     /* of 4096 columns: by kernels with held weights */
     { { "out, held", 4096, S_HEADS, 128, true, false, IN_PLACE, { { Q4K, 96, false } } }, 257, F32, true },
@@ -223,13 +216,6 @@ static const projection_spec projection_specs[] = {
     { { "out, router", 4096, S_PLAIN, 0, true, true, IN_PLACE, { { Q4K, 2048, false } } }, 128, F32, false },
     { { "out, router", 4096, S_PLAIN, 0, true, true, IN_PLACE, { { Q6K, 4096, false } } }, 513, F32, true },
 };
-#undef F32
-#undef F16
-#undef BF16
-#undef Q8
-#undef Q4K
-#undef Q5K
-#undef Q6K
 
 /* Held, streamed, and by the kernel alone of what the first made. */
 typedef struct { spk_cuda_gemv held, streamed; spk_cuda_router alone; } projection_case;
