@@ -5,7 +5,8 @@
  * of Euclid, on floats: the remainders of decoded weights vanish but for rounding, those of others do not.  Lane by lane
  * that is quant_units_lanes.c; here the units of the lanes become factors, scales and codes.
  *
- * Nothing is believed: a fit counts only if every weight comes back within SPK_QUANT_TOLERANCE of the tile's largest.
+ * Nothing is believed: a fit counts only if every weight comes back within SPK_QUANT_TOLERANCE of the tile's largest.  Nothing is looked
+ * for without end: weights that were made for it fit many units and fail late.
  */
 #include "requant/quant_units_internal.h"
 
@@ -78,7 +79,8 @@ bool spk_quant_q8_exact(const spk_quant_tile *tile, const spk_quant_symmetric_un
 
 /* ---- Q6_K ---- */
 
-enum { Q6_SUB_BLOCKS = 2 * SPK_QUANT_LANES, Q6_DEPTH = SPK_QUANT_DEPTH / 2 };
+/* TRIES: sub-blocks that are tried before a super-block counts as not exact.  Decoded ones took at most 32. */
+enum { Q6_SUB_BLOCKS = 2 * SPK_QUANT_LANES, Q6_DEPTH = SPK_QUANT_DEPTH / 2, Q6_TRIES_MAX = 1 << 12 };
 
 /* Codes of one sub-block, of which step = d * scale may be negative. */
 static const float *q6_sub_block(const spk_quant_tile *tile, size_t s) {
@@ -124,11 +126,13 @@ bool spk_quant_q6_exact(const spk_quant_tile *tile, const spk_quant_symmetric_un
     if (unit == 0) return false;
     /* The largest of the units is d times a product of a scale and a code. */
     int product_max = -INT8_MIN * -SPK_QUANT_Q6_CODE_MIN, divisor_max = (int)((float)product_max * unit / most + 0.5f);
-    for (int divisor = 1; divisor <= divisor_max; divisor++)
+    int tries = 0;
+    for (int divisor = 1; divisor <= divisor_max && tries < Q6_TRIES_MAX; divisor++)
         for (int sign = 1; sign >= -1; sign -= 2) {
             float d = factor_of(unit, divisor, unit * SPK_QUANT_TOLERANCE) * (float)sign;
             size_t s = 0;
             while (d != 0 && s < Q6_SUB_BLOCKS && q6_sub_block_exact(tile, s, units->unit[s], d, peak * SPK_QUANT_TOLERANCE, out)) s++;
+            tries += (int)s + 1;
             if (s < Q6_SUB_BLOCKS) continue;
             out->d = spk_f32_to_f16(d);
             return true;
@@ -138,13 +142,20 @@ bool spk_quant_q6_exact(const spk_quant_tile *tile, const spk_quant_symmetric_un
 
 /* ---- Q4_K and Q5_K ---- */
 
+/* Lanes and depths that are tried for a super-block before it counts as not exact.  150,000 decoded blocks of eight kinds took at most 995; a
+ * whole search can be 10^9. */
+enum { AFFINE_TRIES_MAX = 1 << 13 };
+
 typedef struct {
     const spk_quant_tile *tile;
     const float *low, *range, *unit;      /* by lane, see spk_quant_affine_units */
     int   code_max;
     float slack;                          /* of one weight */
     float d;                              /* being tried */
+    uint32_t tries_left;
 } affine_grid;
+
+static bool affine_may_try(affine_grid *grid) { return grid->tries_left > 0 && grid->tries_left-- > 0; }
 
 /* The scale of lane j whose step is its unit over `divisor`, and the codes that the lane's range then spans; 0 if there
  * is none. */
@@ -179,8 +190,9 @@ static bool affine_min(const affine_grid *grid, size_t j, int scale, int span, f
 }
 
 /* Scale and min of lane j. */
-static bool affine_lane(const affine_grid *grid, size_t j, float dmin, int *scale, int *min) {
+static bool affine_lane(affine_grid *grid, size_t j, float dmin, int *scale, int *min) {
     int span;
+    if (!affine_may_try(grid)) return false;
     for (int divisor = 1; grid->unit[j] > 0 && divisor <= grid->code_max; divisor++) {
         *scale = affine_scale(grid, j, divisor, &span);
         if (*scale > 0 && affine_min(grid, j, *scale, span, dmin, min)) return true;
@@ -217,7 +229,7 @@ static bool affine_row(const affine_codes *c, const float x[SPK_QUANT_LANES], fl
 }
 
 /* Scales and mins of all lanes, then the codes, each checked. */
-static bool affine_finish(const affine_grid *grid, float dmin, spk_quant_affine_fit *out) {
+static bool affine_finish(affine_grid *grid, float dmin, spk_quant_affine_fit *out) {
     affine_codes c;
     for (size_t j = 0; j < SPK_QUANT_LANES; j++) {
         int scale, min;
@@ -251,7 +263,7 @@ static void factors_of(float unit, float slack, float out[SPK_QUANT_SCALE_MAX]) 
 
 /* Lane j has a min, which is its depth for some scale and some code of its smallest weight: dmin is that depth over
  * 1 to 63. */
-static bool affine_with_lane(const affine_grid *grid, size_t j, spk_quant_affine_fit *out) {
+static bool affine_with_lane(affine_grid *grid, size_t j, spk_quant_affine_fit *out) {
     int divisor_max = grid->unit[j] > 0 ? grid->code_max : 1;
     for (int divisor = 1; divisor <= divisor_max; divisor++) {
         int span = grid->code_max, scale = 0;                /* equal weights: code 0 of scale 0 */
@@ -260,6 +272,7 @@ static bool affine_with_lane(const affine_grid *grid, size_t j, spk_quant_affine
             float depth = (float)(code * scale) * grid->d - grid->low[j];
             float dmin[SPK_QUANT_SCALE_MAX];
             if (!(depth > 0)) continue;
+            if (!affine_may_try(grid)) return false;
             factors_of(depth, grid->slack, dmin);
             for (int min = SPK_QUANT_SCALE_MAX; min >= 1; min--)
                 if (dmin[min - 1] > 0 && affine_finish(grid, dmin[min - 1], out)) return true;
@@ -268,7 +281,7 @@ static bool affine_with_lane(const affine_grid *grid, size_t j, spk_quant_affine
     return false;
 }
 
-static bool affine_with_d(const affine_grid *grid, spk_quant_affine_fit *out) {
+static bool affine_with_d(affine_grid *grid, spk_quant_affine_fit *out) {
     if (!affine_has_scales(grid)) return false;
     if (affine_finish(grid, 0.0f, out)) return true;
     for (size_t j = 0; j < SPK_QUANT_LANES; j++) {
@@ -280,7 +293,7 @@ static bool affine_with_d(const affine_grid *grid, spk_quant_affine_fit *out) {
 
 bool spk_quant_affine_exact(const spk_quant_tile *tile, const spk_quant_affine_units *units, uint32_t code_max,
                             spk_quant_affine_fit *out) {
-    affine_grid grid = { .tile = tile, .low = units->low, .range = units->range, .unit = units->unit, .code_max = (int)code_max };
+    affine_grid grid = { .tile = tile, .low = units->low, .range = units->range, .unit = units->unit, .code_max = (int)code_max, .tries_left = AFFINE_TRIES_MAX };
     for (size_t j = 0; j < SPK_QUANT_LANES; j++) grid.slack = larger(grid.slack, units->slack[j]);
     float most = 0, relative_slack = 0;                      /* the largest unit, and how well it is known */
     for (size_t j = 0; j < SPK_QUANT_LANES; j++) {
@@ -295,7 +308,7 @@ bool spk_quant_affine_exact(const spk_quant_tile *tile, const spk_quant_affine_u
     unit = most / nearest(most / unit);
     /* The largest of the units is d times a product of a scale and a difference of codes. */
     int divisor_max = (int)((float)(SPK_QUANT_SCALE_MAX * grid.code_max) * unit / most + 0.5f);
-    for (int divisor = 1; divisor <= divisor_max; divisor++) {
+    for (int divisor = 1; divisor <= divisor_max && grid.tries_left > 0; divisor++) {
         grid.d = factor_of(unit, divisor, unit * relative_slack);
         if (grid.d > 0 && affine_with_d(&grid, out)) return true;
     }

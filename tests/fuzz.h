@@ -2,7 +2,7 @@
  *
  * With clang's libFuzzer (`make fuzz`) it is a coverage-guided fuzzer.  Otherwise it is an ordinary program that replays the
  * seeds, which are made by code, and then mutations of them: always the same ones, numbered, so that a finding can be had
- * again.  A property that does not hold, or a crash, leaves the input in FUZZ_FINDING_DIR [.].
+ * again.  A property that does not hold, a crash, or more than a few seconds of work leaves the input in FUZZ_FINDING_DIR [.].
  *
  *   fuzz_X                       seeds, then some seconds of mutations (the test)
  *   fuzz_X --seconds N           the same for N seconds
@@ -22,6 +22,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 #include "tests/check.h"
@@ -169,11 +170,19 @@ static void fuzz_save(int signal_number) {
     (void)raise(signal_number);
 }
 
+/* CPU time of one input: more is a finding. */
+static void fuzz_limit_time(time_t seconds) {
+    const struct itimerval limit = { .it_value = { .tv_sec = seconds } };
+    if (setitimer(ITIMER_PROF, &limit, NULL) != 0) abort();
+}
+
 static void fuzz_one(const uint8_t *bytes, size_t size, uint64_t number) {
     fuzz_now_bytes = bytes;
     fuzz_now_size = size;
     fuzz_now_number = number;
+    fuzz_limit_time(4);
     (void)LLVMFuzzerTestOneInput(bytes, size);
+    fuzz_limit_time(0);
 }
 
 static double fuzz_now_s(void) {
@@ -214,7 +223,7 @@ static uint64_t fuzz_mutations(double seconds, uint64_t first) {
 }
 
 int main(int argc, char **argv) {
-    static const int crashes[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
+    static const int crashes[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGPROF };
     double seconds = FUZZ_TEST_SECONDS;
     uint64_t first = 1;
     fuzz_name = strrchr(argv[0], '/') != NULL ? strrchr(argv[0], '/') + 1 : argv[0];
