@@ -87,13 +87,15 @@ __global__ void __maxnreg__(UP_REGISTERS) held_up_kernel(const __grid_constant__
     chain_wait();
     if (a.routed_ready.d_flag != nullptr && blockIdx.x == gridDim.x - 1 && threadIdx.x == blockDim.x - 1) give(a.routed_ready, signal_step);
     routed_warp routed = { a.routing };
+    static_assert(32 * WARPS >= WARP_EXPERTS_MAX, "a key a thread");
+    const uint32_t key = routed.ask();   /* before x: what selection waits for */
     const auto ask = [&] {
         const uint32_t rank = job / a.unit_count, unit = job - rank * a.unit_count;
         const uint64_t offset = routed.of_rank(rank) * a.expert_stride + (uint64_t)unit * a.unit_stride;
         own.fill(a.gate + offset, BYTES, a.up + offset, BYTES);
     };
     const float factor = prepare_held<COUNT, 1, 0, false>(a.source, v, &norm, nullptr, false, [&] {
-        routed.fetch((uint32_t *)(ptx::dynamic_shared() + KEYS_AT));
+        routed.fetch((uint32_t *)(ptx::dynamic_shared() + KEYS_AT), key);
         if (job < job_count) ask();
     });
     if constexpr (SHARED != NO_TYPE) {

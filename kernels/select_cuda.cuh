@@ -92,11 +92,8 @@ __device__ __forceinline__ void route(const spk_cuda_routing &a, unsigned long l
  * logits 8 l .. 8 l + 7, and lane r the value of rank r.  The CTA fetches the logits once, into WARP_EXPERTS_MAX keys in shared memory: if
  * every warp of the GPU did, it would wait for the few slices of L2 that have them (NOTES.md #19). */
 constexpr uint32_t WARP_EXPERTS_MAX = 256, WARP_USED_MAX = 32, WARP_KEYS_BYTES = WARP_EXPERTS_MAX * sizeof(uint32_t);
-/* All threads; ends with a barrier.  A key of 0 is none; 16-byte aligned. */
-__device__ __forceinline__ void fetch_keys(const spk_cuda_routing &a, uint32_t *keys) {
-    for (uint32_t i = threadIdx.x; i < WARP_EXPERTS_MAX; i += blockDim.x) keys[i] = i < a.expert_count ? order_bits(router_value(a, i)) : 0;
-    __syncthreads();
-}
+/* A key of 0 is none. */
+__device__ __forceinline__ uint32_t key_of(const spk_cuda_routing &a, uint32_t i) { return i < a.expert_count ? order_bits(router_value(a, i)) : 0; }
 struct warp_choice {
     uint32_t keys[8], left[8];           /* left: the same in descending order, without those that were found */
     uint32_t found, last, value_bits;    /* found: how many so far; last: the last of them whose rank was asked for */
@@ -172,10 +169,19 @@ struct warp_choice {
 struct routed_warp {
     const spk_cuda_routing &a;
     warp_choice             made;
-    /* All threads; keys has WARP_KEYS_BYTES. */
+    /* All threads; keys has WARP_KEYS_BYTES, 16-byte aligned.  Ends with a barrier where this warp selects. */
     __device__ __forceinline__ void fetch(uint32_t *keys) {
         if (a.choice != nullptr) return;
-        fetch_keys(a, keys);
+        for (uint32_t i = threadIdx.x; i < WARP_EXPERTS_MAX; i += blockDim.x) keys[i] = key_of(a, i);
+        __syncthreads();
+        made.load(keys);
+    }
+    /* The same in two steps, by at least WARP_EXPERTS_MAX threads: loads that are needed later may be issued between them. */
+    __device__ __forceinline__ uint32_t ask() const { return a.choice == nullptr && threadIdx.x < WARP_EXPERTS_MAX ? key_of(a, threadIdx.x) : 0; }
+    __device__ __forceinline__ void fetch(uint32_t *keys, uint32_t own_key) {
+        if (a.choice != nullptr) return;
+        if (threadIdx.x < WARP_EXPERTS_MAX) keys[threadIdx.x] = own_key;
+        __syncthreads();
         made.load(keys);
     }
     __device__ __forceinline__ uint32_t of_rank(uint32_t rank) { return a.choice == nullptr ? made.of_rank(rank) : __ldcg(a.choice + rank); }
