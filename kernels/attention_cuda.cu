@@ -7,8 +7,8 @@
  *            position alone, the others leave at once, so that the grid never changes:
  *              up to 128 positions  no split, since merging costs more than it saves; at head_dim 256 two CTAs halve the
  *                                   dimensions of V, and each has all scores
- *              up to 512            two parts of whole rounds, which the output projection merges while it reads them; without that no
- *                                   split up to 256
+ *              up to 512            parts of a round, which the output projection merges while it reads them; without that no split up to
+ *                                   256
  *              more                 splits of a multiple of 32 positions
  *            A round is 128 positions.  A warp has 16 of them for the scores (K is the A operand, 8 query heads are the
  *            columns of B) and 32 dimensions for the sum over V (V^T is A); softmax weights pass through shared memory, and
@@ -33,6 +33,8 @@
  *            Terms that are zero count for nothing.  tests/gpu_attention.c computes this for each output and holds it to that.
  * Reference  spk_kernels.qk_norm_rope, kv_store, attend, sigmoid_gate
  */
+#include <assert.h>
+
 #include "kernels/attention_cuda.cuh"
 #include "kernels/attention_merge_cuda.cuh"
 #include "kernels/backend_cuda.cuh"
@@ -257,7 +259,7 @@ template <int DIM> void launch_attention(spk_cuda *cuda, const attention_args &p
 } // namespace spk
 
 bool spk_cuda_attention_has_parts(const spk_cuda *cuda, const spk_cuda_attention *args) {
-    return spk::arguments_of(cuda, args).split_count >= 4;       /* two parts of two slices */
+    return spk::arguments_of(cuda, args).split_count >= SPK_CUDA_PARTS_MAX * spk::slices_of(args->head_dim);
 }
 
 uint64_t spk_cuda_attention_cache_bytes(const spk_cuda_attention *args) {
@@ -273,6 +275,7 @@ uint64_t spk_cuda_attention_scratch_bytes(const spk_cuda *cuda, const spk_cuda_a
 
 void spk_cuda_launch_attention(spk_cuda *cuda, const spk_cuda_attention *args) {
     const spk::attention_args p = spk::arguments_of(cuda, args);
+    assert(args->part_totals == nullptr || spk_cuda_attention_has_parts(cuda, args));
     switch (args->head_dim) {
     case 64:  spk::launch_attention<64>(cuda, p); break;
     case 128: spk::launch_attention<128>(cuda, p); break;

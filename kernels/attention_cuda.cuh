@@ -13,6 +13,9 @@ namespace spk {
 constexpr uint32_t WARPS = 8, THREADS = 32 * WARPS, HEADS = 8, ROUND = 16 * WARPS;
 constexpr uint32_t SPLIT_UNIT = 32, SPLITS_MAX = 256, SOLO_POSITIONS = 2 * ROUND;
 
+/* CTAs that share the dimensions of V, where each has all scores of its positions. */
+__host__ __device__ constexpr uint32_t slices_of(uint32_t dim) { return dim > 128 ? 2 : 1; }
+
 struct attention_args {
     spk_cuda_attention a;
     uint32_t split_count, group_count, group_heads, stage_count;
@@ -29,8 +32,9 @@ struct task {
     __device__ __forceinline__ bool has_new() const { return position < end; }
 };
 
+static_assert(SPK_CUDA_PART_POSITIONS == ROUND, "a part is a round");
 /* Are the splits parts, which whoever reads the output merges? */
-__device__ __forceinline__ bool is_parted(const attention_args &p, const task &t) { return p.a.part_totals != nullptr && has_parts_at(t.position); }
+__device__ __forceinline__ bool is_parted(const attention_args &p, const task &t) { return p.a.part_totals != nullptr && parts_at(t.position) > 1; }
 
 template <class L> __device__ __forceinline__ task task_of(const attention_args &p) {
     task t;
@@ -45,11 +49,11 @@ template <class L> __device__ __forceinline__ task task_of(const attention_args 
     t.split_count = t.slice_count = 1;
     t.split = t.slice = 0;
     if (count <= SOLO_POSITIONS || is_parted(p, t) || p.split_count == 1) {
-        if (L::DIM > 128 && p.split_count > 1) t.slice_count = 2;
+        if (p.split_count > 1) t.slice_count = slices_of(L::DIM);
         t.slice = blockIdx.x;
         if (is_parted(p, t)) {
-            size = (count + 2 * ROUND - 1) / (2 * ROUND) * ROUND;    /* whole rounds */
-            t.split_count = 2;
+            size = ROUND;
+            t.split_count = parts_at(t.position);
             t.split = blockIdx.x / t.slice_count;
             t.slice = blockIdx.x % t.slice_count;
         }

@@ -228,16 +228,17 @@ typedef struct {
     const float *q, *k, *v, *q_norm, *k_norm, *cos_sin;
     void     *k_cache, *v_cache;
     float    *partial;       /* spk_cuda_attention_scratch_bytes, zero before the first step; layers may share it */
-    float    *out;           /* [head][head_dim]; where part_totals is set, two of them */
-    /* [2][head] of (top, total), or NULL.  Where set, and *d_position is from SPK_CUDA_PARTS_FROM to before SPK_CUDA_PARTS_TO, out[0]
-     * and out[1] are of different positions, and the result is their mean weighted with total * 2^(top - the larger top). */
+    float    *out;           /* [head][head_dim]; where part_totals is set, SPK_CUDA_PARTS_MAX of them */
+    /* [SPK_CUDA_PARTS_MAX][head] of (top, total), or NULL.  Where set, a context of up to SPK_CUDA_PARTS_MAX * SPK_CUDA_PART_POSITIONS positions
+     * comes in parts of SPK_CUDA_PART_POSITIONS: out[p] is what part p alone gives, and of several the result is the mean weighted with
+     * total * 2^(top - the largest top).  Of one part, or of a longer context, out[0] is the result, and no totals are written. */
     float    *part_totals;
     uint32_t  head_count, kv_head_count, head_dim, rope_dim, is_gated;
     uint32_t  context_tokens;                    /* positions that the caches have room for */
     spk_cuda_kv_type kv_type;
     float     eps;
 } spk_cuda_attention;
-enum { SPK_CUDA_PARTS_FROM = 128, SPK_CUDA_PARTS_TO = 512 };
+enum { SPK_CUDA_PART_POSITIONS = 128, SPK_CUDA_PARTS_MAX = 4 };
 /* Whether part_totals may be set. */
 bool     spk_cuda_attention_has_parts(const spk_cuda *cuda, const spk_cuda_attention *args);
 /* Bytes of k_cache, and as many of v_cache: positions are rounded up to 32. */

@@ -88,22 +88,31 @@ __device__ __forceinline__ eight load_float_eight(const uint8_t *row, uint32_t t
 template <bool MAY_HAVE_PARTS> struct source_eight {
     eight value;
     float sums[4];                       /* of the head's squares */
-    eight second;                        /* part, and the totals of both */
-    part_totals totals;
-    __device__ __forceinline__ void ask(const spk_cuda_source &s, uint32_t at, bool is_parted) {
+    eight more[SPK_CUDA_PARTS_MAX - 1];  /* of the parts behind the first */
+    part_weights parts;
+    __device__ __forceinline__ void ask(const spk_cuda_source &s, uint32_t at, uint32_t part_count) {
         value = load_eight(s.x + at);
         if (s.squares != nullptr) load_head(s, at, sums);
-        if (MAY_HAVE_PARTS && is_parted) {
-            second = load_eight(s.x + s.count + at);
-            totals = load_part_totals(s, at);
-        }
+        if (!MAY_HAVE_PARTS || part_count == 1) return;
+        parts.ask(s, at, part_count);
+#pragma unroll
+        for (uint32_t p = 1; p < SPK_CUDA_PARTS_MAX; p++)
+            if (p < part_count) more[p - 1] = load_eight(s.x + p * s.count + at);
     }
-    __device__ __forceinline__ void add(const spk_cuda_source &s, uint32_t at, bool is_parted) {
-        if (MAY_HAVE_PARTS && is_parted) merge_parts(value, second, totals);
+    __device__ __forceinline__ void add(const spk_cuda_source &s, uint32_t at, uint32_t part_count) {
+        if (MAY_HAVE_PARTS && part_count > 1) merge(part_count);
         if (s.add[0] == nullptr) return;
         value.add(load_eight(s.add[0] + at));
         if (s.add[1] != nullptr) value.add(load_eight(s.add[1] + at));
         if (s.add[2] != nullptr) value.add(load_eight(s.add[2] + at));
+    }
+    /* As merge_parts. */
+    __device__ __forceinline__ void merge(uint32_t part_count) {
+        parts.make(part_count);
+        scale_eight(value, parts.weight[0]);
+#pragma unroll
+        for (uint32_t p = 1; p < SPK_CUDA_PARTS_MAX; p++)
+            if (p < part_count) add_scaled_eight(value, more[p - 1], parts.weight[p]);
     }
 };
 
@@ -118,12 +127,12 @@ template <uint32_t COUNT> __device__ __forceinline__ float sum_chunks_of(const f
 
 /* What prepare_input makes of a vector of COUNT values, in one pass: a thread has EIGHTS times eight of them, and as many of
  * RIDERS rows of floats.  norm: the thread's norm weights, where the source has any.  The products with riders are left in
- * v.chunk_sums.  is_parted: has_parts of the source, where MAY_HAVE_PARTS.  At least COUNT / 8 / EIGHTS threads, all of the CTA; ends with a barrier.  asked() is called by all as soon as the vector is
- * on its way. */
+ * v.chunk_sums.  part_count: parts_of the source, where MAY_HAVE_PARTS.  At least COUNT / 8 / EIGHTS threads, all of the CTA; ends with
+ * a barrier.  asked() is called by all as soon as the vector is on its way. */
 struct nothing { __device__ __forceinline__ void operator()() const {} };
 template <uint32_t COUNT, int EIGHTS, int RIDERS, bool MAY_HAVE_PARTS = false, class ASKED = nothing>
 __device__ __forceinline__ float prepare_held(const spk_cuda_source &s, const input_vector &v, const eight *norm, const eight *riders, bool writer,
-                                              ASKED asked = {}, bool is_parted = false) {
+                                              ASKED asked = {}, uint32_t part_count = 1) {
     static_assert(RIDERS == 0 || EIGHTS == 1, "riders");
     constexpr uint32_t ROUND = COUNT / EIGHTS;
     const uint32_t at0 = threadIdx.x * 8, lane = threadIdx.x & 31;
@@ -132,9 +141,9 @@ __device__ __forceinline__ float prepare_held(const spk_cuda_source &s, const in
     source_eight<MAY_HAVE_PARTS> own[EIGHTS];
     if (at0 < ROUND) {
 #pragma unroll
-        for (int e = 0; e < EIGHTS; e++) own[e].ask(s, at0 + e * ROUND, is_parted);
+        for (int e = 0; e < EIGHTS; e++) own[e].ask(s, at0 + e * ROUND, part_count);
 #pragma unroll
-        for (int e = 0; e < EIGHTS; e++) own[e].add(s, at0 + e * ROUND, is_parted);
+        for (int e = 0; e < EIGHTS; e++) own[e].add(s, at0 + e * ROUND, part_count);
     }
     asked();
     if (at0 < ROUND) {

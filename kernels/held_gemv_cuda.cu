@@ -259,7 +259,7 @@ template <class S> __global__ void __maxnreg__(S::REGISTERS) held_gemv_kernel(co
     constexpr uint32_t COUNT = 256 * S::KB, PREPARING = S::PREPARING;
     constexpr int RIDERS = S::RIDERS, EIGHTS = COUNT / PREPARING / 8;
     const input_vector v = carve_int8(ptx::dynamic_shared(), COUNT, S::REST);
-    const bool is_parted = S::MAY_HAVE_PARTS && has_parts(a.source);     /* asked for before the tiles, or it comes after them */
+    const uint32_t part_count = S::MAY_HAVE_PARTS ? parts_of(a.source) : 1;     /* asked for before the tiles, or it comes after them */
     eight riders[RIDERS > 0 ? RIDERS : 1], norm[EIGHTS];
     load_riders<RIDERS>(a, COUNT, riders);
 #pragma unroll
@@ -270,7 +270,7 @@ template <class S> __global__ void __maxnreg__(S::REGISTERS) held_gemv_kernel(co
     if (S::HAS_ROUTER && a.has_router) load_router(a);
     chain_wait();
     float residual = residual_ahead<S>(a, round.job);
-    const float factor = prepare_held<COUNT, EIGHTS, RIDERS, S::MAY_HAVE_PARTS>(a.source, v, norm, riders, blockIdx.x == 0, nothing(), is_parted);
+    const float factor = prepare_held<COUNT, EIGHTS, RIDERS, S::MAY_HAVE_PARTS>(a.source, v, norm, riders, blockIdx.x == 0, nothing(), part_count);
     if constexpr (RIDERS > 0) put_riders<RIDERS>(a, v, factor);
     put_rounds(a, round, v, factor, residual);
     if (S::HAS_ROUTER && a.has_router) add_router(a);

@@ -157,6 +157,11 @@ __device__ __forceinline__ void scale_eight(eight &value, float factor) {
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] *= factor;
 }
+__device__ __forceinline__ void add_scaled_eight(eight &sum, const eight &value, float factor) {
+    float *x = (float *)&sum;
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = fmaf(((const float *)&value)[i], factor, x[i]);
+}
 __device__ __forceinline__ void scale_by(eight &value, const eight &factors) {
     float *x = (float *)&value;
 #pragma unroll
@@ -190,26 +195,48 @@ __device__ __forceinline__ float head_factor_of(const spk_cuda_source &s, const 
     return rsqrtf(__fdividef(total, (float)s.head_dim) + s.eps);
 }
 
-__device__ __forceinline__ bool has_parts_at(uint32_t position) { return position >= SPK_CUDA_PARTS_FROM && position < SPK_CUDA_PARTS_TO; }
-/* Does x come in two parts?  Known before the wait. */
-__device__ __forceinline__ bool has_parts(const spk_cuda_source &s) { return s.part_totals != nullptr && has_parts_at(__ldcg(s.d_position)); }
-/* What the two parts of an attention head count for. */
-__device__ __forceinline__ float2 part_weights(float2 first, float2 second) {
-    const float top = fmaxf(first.x, second.x);
-    const float a = ptx::ex2_approx_ftz(first.x - top) * first.y, b = ptx::ex2_approx_ftz(second.x - top) * second.y, all = __fdividef(1.0f, a + b);
-    return make_float2(a * all, b * all);
+/* In how many parts attention's output comes, where it may come in parts. */
+__device__ __forceinline__ uint32_t parts_at(uint32_t position) {
+    return position < SPK_CUDA_PARTS_MAX * SPK_CUDA_PART_POSITIONS ? position / SPK_CUDA_PART_POSITIONS + 1 : 1;
 }
-struct part_totals { float2 first, second; };
-__device__ __forceinline__ part_totals load_part_totals(const spk_cuda_source &s, uint32_t at) {
-    const uint32_t shift = __popc(s.head_dim - 1);       /* a power of two: no division on the way of x */
-    const float2 *const own = (const float2 *)s.part_totals + (at >> shift);
-    return { __ldcg(own), __ldcg(own + (s.count >> shift)) };
-}
-__device__ __forceinline__ void merge_parts(eight &value, const eight &second, const part_totals &totals) {
-    const float2 weight = part_weights(totals.first, totals.second);
-    float *const x = (float *)&value;
+/* Of x: known before the wait. */
+__device__ __forceinline__ uint32_t parts_of(const spk_cuda_source &s) { return s.part_totals != nullptr ? parts_at(__ldcg(s.d_position)) : 1; }
+/* What each part of a head counts for, part 0 to count - 1; `at` is of any of the head's values. */
+struct part_weights {
+    float2 total[SPK_CUDA_PARTS_MAX];    /* and top, first */
+    float  weight[SPK_CUDA_PARTS_MAX];
+    __device__ __forceinline__ void ask(const spk_cuda_source &s, uint32_t at, uint32_t count) {
+        const uint32_t shift = __popc(s.head_dim - 1);       /* a power of two: no division on the way of x */
+        const float2 *const own = (const float2 *)s.part_totals + (at >> shift);
 #pragma unroll
-    for (int i = 0; i < 8; i++) x[i] = fmaf(weight.x, x[i], weight.y * ((const float *)&second)[i]);
+        for (uint32_t p = 0; p < SPK_CUDA_PARTS_MAX; p++)
+            if (p < count) total[p] = __ldcg(own + p * (s.count >> shift));
+    }
+    /* Products are rounded before they are added, whatever the compiler would like: every kernel makes the same bits. */
+    __device__ __forceinline__ void make(uint32_t count) {
+        float top = total[0].x, all = 0.0f;
+#pragma unroll
+        for (uint32_t p = 1; p < SPK_CUDA_PARTS_MAX; p++)
+            if (p < count) top = fmaxf(top, total[p].x);
+#pragma unroll
+        for (uint32_t p = 0; p < SPK_CUDA_PARTS_MAX; p++) {
+            weight[p] = p < count ? __fmul_rn(ptx::ex2_approx_ftz(total[p].x - top), total[p].y) : 0.0f;
+            all = p == 0 ? weight[0] : all + weight[p];
+        }
+        all = __fdividef(1.0f, all);
+#pragma unroll
+        for (uint32_t p = 0; p < SPK_CUDA_PARTS_MAX; p++) weight[p] *= all;
+    }
+};
+/* x of part 0 becomes that of all; a part at a time, with few registers. */
+__device__ __forceinline__ void merge_parts(const spk_cuda_source &s, uint32_t at, uint32_t count, eight &x) {
+    part_weights parts;
+    parts.ask(s, at, count);
+    parts.make(count);
+    scale_eight(x, parts.weight[0]);
+#pragma unroll
+    for (uint32_t p = 1; p < SPK_CUDA_PARTS_MAX; p++)
+        if (p < count) add_scaled_eight(x, load_eight(s.x + p * s.count + at), parts.weight[p]);
 }
 
 __device__ __forceinline__ float head_factor(const spk_cuda_source &s, uint32_t at) {
@@ -235,14 +262,14 @@ __device__ __forceinline__ float prepare_input(const spk_cuda_source &s, const i
     const uint32_t lane = threadIdx.x & 31, step = blockDim.x * 8, end = v.k * 256;
     const bool has_norm = s.norm_weight != nullptr;
     eight next = threadIdx.x * 8 < s.count ? load_eight(s.x + threadIdx.x * 8) : zero_eight();
-    const bool is_parted = has_parts(s);
+    const uint32_t part_count = parts_of(s);
     const float given = s.factor != nullptr ? __ldcg(s.factor) : 1.0f;
 #pragma unroll 1
     for (uint32_t at = threadIdx.x * 8; at < end; at += step) {
         eight value = next;
         const bool is_in = at < s.count;
         if (at + step < s.count) next = load_eight(s.x + at + step);
-        if (is_parted && is_in) merge_parts(value, load_eight(s.x + s.count + at), load_part_totals(s, at));
+        if (part_count > 1 && is_in) merge_parts(s, at, part_count, value);
         const float factor = s.squares != nullptr && is_in ? head_factor(s, at) : 1.0f;
 #pragma unroll 1
         for (int i = 0; i < 3 && s.add[i] != nullptr; i++)

@@ -106,8 +106,9 @@ static void carve(spk_gpu_session *s, arena *a) {
     uint64_t gdn_width = spk_conv_dim(c) + spk_value_dim(c) + 2 * (uint64_t)c->gdn_v_head_count + 128;
     uint64_t attention_width = 2 * spk_q_dim(c) + 2 * (uint64_t)c->kv_head_count * c->head_dim + 128;
     s->project = take_floats(a, gdn_width > attention_width ? gdn_width : attention_width);
-    s->mixed = take_floats(a, spk_value_dim(c) > 2 * spk_q_dim(c) ? spk_value_dim(c) : 2 * spk_q_dim(c));
-    s->part_totals = take_floats(a, 4 * (uint64_t)c->head_count);
+    uint64_t mixed_width = SPK_CUDA_PARTS_MAX * spk_q_dim(c);
+    s->mixed = take_floats(a, spk_value_dim(c) > mixed_width ? spk_value_dim(c) : mixed_width);
+    s->part_totals = take_floats(a, 2 * SPK_CUDA_PARTS_MAX * (uint64_t)c->head_count);
     s->conv_out = take_floats(a, spk_conv_dim(c));
     s->delta_out = take_floats(a, spk_value_dim(c));
     s->cos_sin = take_floats(a, c->rope_dim);

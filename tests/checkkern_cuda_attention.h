@@ -10,11 +10,14 @@
  *              by one such factor whenever its largest score rises: the exponents still add up to x, and the rises are no
  *              more than the longest rising subsequence R of the scores; merging warps and splits adds three.  So
  *              (4 (R + 4) + 5 x) u and twice the largest score error
- *   out        positions are shared by 8 warps at least: count/8 + 64 additions, in numerator and denominator */
+ *   out        positions are shared by 8 warps at least: count/8 + 64 additions, in numerator and denominator
+ * The same holds for what its parts merge to in double precision: a quotient and a gate's product for each part are two roundings
+ * of the sum of sizes, for which the 64 have room. */
 #ifndef SPK_CHECKKERN_CUDA_ATTENTION_H
 #define SPK_CHECKKERN_CUDA_ATTENTION_H
 
 #include "tests/attention_cache.h"
+#include "tests/attention_parts.h"
 #include "tests/checkkern_cuda_gemv.h"
 
 typedef struct { uint32_t heads, kv_heads, dim, rope_dim; bool is_gated; } head_shape;
@@ -164,6 +167,33 @@ static void fill_caches(device_case *t, const attention_case *c, key_pattern pat
         }
 }
 
+/* The same attention with an output that may come in parts. */
+static spk_cuda_attention parted_twin(device_case *t, const spk_cuda_attention *a) {
+    spk_cuda_attention twin = *a;
+    twin.out = take_floats(t, OUTPUT, (uint64_t)SPK_CUDA_PARTS_MAX * a->head_count * a->head_dim);
+    twin.part_totals = take_floats(t, OUTPUT, (uint64_t)SPK_CUDA_PARTS_MAX * 2 * a->head_count);
+    return twin;
+}
+/* From the first that must not be written on. */
+static void check_poison(const device_case *t, const char *what, const float *d_got, uint64_t from, uint64_t count) {
+    for (uint64_t i = from; i < count; i++)
+        EXPECT(is_poison(result_floats(t, d_got)[i]), "%s[%llu] was written: %.9g", what, (unsigned long long)i, (double)result_floats(t, d_got)[i]);
+}
+static void check_parts_of_attention(const attention_case *c, const spk_cuda_attention *a) {
+    const uint32_t part_count = attention_part_count(c->count - 1), heads = a->head_count, out_count = heads * a->head_dim;
+    check_poison(c->t, "part", a->out, (uint64_t)part_count * out_count, (uint64_t)SPK_CUDA_PARTS_MAX * out_count);
+    check_poison(c->t, "total", a->part_totals, part_count == 1 ? 0 : part_count * 2 * heads, SPK_CUDA_PARTS_MAX * 2 * heads);
+    if (part_count == 1) {
+        same_floats(c->t, "attention, in one part or none", a->out, c->a.out, out_count);
+        return;
+    }
+    for (uint32_t i = 0; i < out_count; i++) {
+        double weight[SPK_CUDA_PARTS_MAX];
+        attention_part_weights(result_floats(c->t, a->part_totals), heads, i / a->head_dim, part_count, weight);
+        near("attention, merged", i, attention_merged(result_floats(c->t, a->out), out_count, i, part_count, weight), c->want[i], c->error[i]);
+    }
+}
+
 static void check_attention_case(device_case *t, const head_shape *s, uint32_t count, key_pattern pattern) {
     DESCRIBE("attention heads=%u/%u dim=%u rope=%u%s context=%u k=%s", s->heads, s->kv_heads, s->dim, s->rope_dim,
              s->is_gated ? " gated" : "", count, key_names[pattern]);
@@ -203,13 +233,26 @@ static void check_attention_case(device_case *t, const head_shape *s, uint32_t c
     c.a.partial = take(t, SCRATCH, scratch_bytes, 0);
     memset(host_of(t, c.a.partial), 0, scratch_bytes);
     fill_caches(t, &c, pattern);
+    const bool has_parts = spk_cuda_attention_has_parts(t->cuda, &c.a);
+    spk_cuda_attention parted = parted_twin(t, &c.a);
     case_record(t);
     spk_cuda_launch_attention(t->cuda, &c.a);
+    if (has_parts) spk_cuda_launch_attention(t->cuda, &parted);
     case_run(t, 1);
     check_caches(&c);
     spk_pool_run(t->pool, s->heads, 1, attention_bounds, &c);
     near_floats(t, "attention", c.a.out, c.want, c.error, (uint64_t)s->heads * s->dim);
+    if (has_parts) check_parts_of_attention(&c, &parted);
     free(c.want), free(c.error);
+}
+
+/* Both sides of where a part begins.  Quick: of the shape that has parts on a device of four SMs. */
+static void check_attention_parts(device_case *t, bool is_quick) {
+    static const uint32_t counts[] = { 128, 129, 256, 257, 384, 385, 512, 513 };
+    for (size_t s = 0; s < sizeof head_shapes / sizeof *head_shapes; s++)
+        for (size_t n = 0; n < sizeof counts / sizeof *counts; n++)
+            for (int p = 0; p < K_COUNT; p++)
+                if (!is_quick || (s == 3 && (p == K_RANDOM || p == K_WIDE))) check_attention_case(t, &head_shapes[s], counts[n], (key_pattern)p);
 }
 
 static void check_attention(device_case *t, bool is_quick) {
@@ -221,6 +264,7 @@ static void check_attention(device_case *t, bool is_quick) {
                 if ((is_long && (p != K_RANDOM || s > 1)) || (is_quick && s != 2 && n != 4)) continue;
                 check_attention_case(t, &head_shapes[s], counts[n], (key_pattern)p);
             }
+    check_attention_parts(t, is_quick);
 }
 
 #endif

@@ -143,17 +143,22 @@ static void describe_gemv(const gemv_spec *spec, w_pattern w, x_pattern x) {
                        spec->segments[i].is_pair ? " pair" : "", spec->segments[i].rows);
 }
 
+/* A launch that is described and made. */
+static void run_gemv_case(device_case *t, const spk_cuda_gemv *g) {
+    spk_cuda_gemv streamed = streamed_twin(t, g);
+    case_record(t);
+    spk_cuda_launch_gemv(t->cuda, g);
+    spk_cuda_launch_gemv(t->cuda, &streamed);
+    case_run(t, 1);
+    check_gemv_outputs(t, g);
+    check_same_gemv(t, g, &streamed);
+}
 static void check_gemv_case(device_case *t, const gemv_spec *spec, w_pattern w, x_pattern x) {
     describe_gemv(spec, w, x);
     case_begin(t);
     weights_drop(t);
-    spk_cuda_gemv g = make_gemv(t, spec, w, x), streamed = streamed_twin(t, &g);
-    case_record(t);
-    spk_cuda_launch_gemv(t->cuda, &g);
-    spk_cuda_launch_gemv(t->cuda, &streamed);
-    case_run(t, 1);
-    check_gemv_outputs(t, &g);
-    check_same_gemv(t, &g, &streamed);
+    spk_cuda_gemv g = make_gemv(t, spec, w, x);
+    run_gemv_case(t, &g);
 }
 
 /* ---- One type at a time, all widths and patterns ---- */
@@ -187,6 +192,72 @@ static void check_gemv_types(device_case *t, bool is_quick) {
     }
 }
 
+/* ---- Attention's parts ---- */
+
+/* How the tops of a head's parts lie: near each other; all the same; one part's far above the others', none of which counts then; one
+ * part that is of no position. */
+typedef enum { TOPS_NEAR, TOPS_EQUAL, TOPS_FAR, TOPS_EMPTY, TOPS_COUNT } tops_pattern;
+static const char *const tops_names[] = { "near", "equal", "far", "empty" };
+
+/* (top, total) as the attention kernel has them: totals from 2^14 to 2^21, at most 128 weights of at most 2^14. */
+static void fill_totals(float *totals, uint32_t head_count, uint32_t part_count, tops_pattern tops) {
+    for (uint32_t head = 0; head < head_count; head++) {
+        const uint32_t other = (uint32_t)(check_random(&random_state) % part_count);
+        for (uint32_t p = 0; p < part_count; p++) {
+            const float r = check_uniform(&random_state);
+            float *own = totals + 2 * (p * head_count + head);
+            own[0] = tops == TOPS_NEAR ? 12 * r : tops == TOPS_FAR ? (p == other ? -30000 : -30300) + r : tops == TOPS_EMPTY && p == other ? -INFINITY : 7;
+            own[1] = own[0] == -INFINITY ? 0 : ldexpf(1 + fabsf(check_uniform(&random_state)), 14 + (int)(check_random(&random_state) % 7));
+        }
+    }
+}
+/* The source is attention's output at a position.  Parts that are not there, and their totals, are NaN. */
+static void put_parts(device_case *t, spk_cuda_source *s, uint32_t head_dim, uint32_t position, tops_pattern tops, x_pattern x) {
+    const uint32_t part_count = attention_part_count(position), head_count = s->count / head_dim;
+    float *d_x = take_staged(t, SPK_CUDA_PARTS_MAX * s->count), *d_totals = take_staged(t, SPK_CUDA_PARTS_MAX * 2 * head_count);
+    uint32_t *d_position = take(t, INPUT, sizeof position, 0);
+    memset(host_floats(t, d_x), 0xff, SPK_CUDA_PARTS_MAX * s->count * sizeof(float));
+    memset(host_floats(t, d_totals), 0xff, SPK_CUDA_PARTS_MAX * 2 * head_count * sizeof(float));
+    for (uint32_t p = 0; p < part_count; p++) fill(x, host_floats(t, d_x) + p * s->count, s->count);
+    if (part_count > 1) fill_totals(host_floats(t, d_totals), head_count, part_count, tops);
+    memcpy(host_of(t, d_position), &position, sizeof position);
+    s->x = d_x;
+    s->part_totals = d_totals;
+    s->d_position = d_position;
+    s->head_dim = head_dim;
+}
+
+static void check_parts_case(device_case *t, const gemv_spec *spec, uint32_t position, tops_pattern tops, x_pattern x) {
+    describe_gemv(spec, W_RANDOM, x);
+    const size_t at = strlen(case_text);
+    (void)snprintf(case_text + at, sizeof case_text - at, ", heads of %u, position %u, tops %s", spec->head_dim, position, tops_names[tops]);
+    case_begin(t);
+    weights_drop(t);
+    spk_cuda_gemv g = make_gemv(t, spec, W_RANDOM, x);
+    put_parts(t, &g.source, spec->head_dim, position, tops, x);
+    run_gemv_case(t, &g);
+}
+
+/* Positions on both sides of where a part begins; a width whose kernel holds its weights, and others. */
+static void check_gemv_parts(device_case *t, bool is_quick) {
+    static const uint32_t positions[] = { 0, 127, 128, 255, 256, 383, 384, 511, 512, 70000 }, head_dims[] = { 64, 128, 256 };
+    static const uint32_t held_types[] = { SPK_TYPE_Q4_K, SPK_TYPE_Q5_K, SPK_TYPE_Q6_K, SPK_TYPE_Q8_0 };
+    static const x_pattern patterns[] = { X_RANDOM, X_HUGE_AMONG_TINY, X_CODES, X_ZERO };
+    for (uint32_t n = 0; n < sizeof positions / sizeof *positions; n++)
+        for (uint32_t tops = 0; tops < TOPS_COUNT; tops++)
+            for (uint32_t p = 0; p < (is_quick ? 1 : 4); p++) {
+                const x_pattern x = patterns[is_quick ? (n / 2 + tops) % 2 : p];
+                const uint32_t turn = n + tops + p;
+                gemv_spec spec = { .name = "parts", .count = 4096, .head_dim = head_dims[turn % 3], .has_rest = true, .residual = IN_PLACE,
+                                   .segments = { { held_types[turn % 4], 33, false } } };
+                check_parts_case(t, &spec, positions[n], (tops_pattern)tops, x);
+                spec.count = tops % 2 == 0 ? 768 : 2048;
+                spec.has_rest = n % 4 < 2;
+                spec.segments[0].type = gpu_types[turn % GPU_TYPE_COUNT];
+                check_parts_case(t, &spec, positions[n], (tops_pattern)tops, x);
+            }
+}
+
 static void check_gemv_sources(device_case *t, bool is_quick) {
     static const x_pattern patterns[] = { X_ZERO,        X_HUGE_AMONG_TINY, X_SUBNORMAL, X_LARGE,
                                           X_ALTERNATING, X_CODES,           X_RANDOM };
@@ -209,6 +280,7 @@ static void check_gemv_sources(device_case *t, bool is_quick) {
                 check_gemv_case(t, &spec, W_RANDOM, patterns[p]);
             }
         }
+    check_gemv_parts(t, is_quick);
 }
 
 /* Short for tables, here and in the headers that include this one. */

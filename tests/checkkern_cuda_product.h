@@ -8,6 +8,10 @@
  *              root, quotients and products add 14 u (rsqrtf and division are within 2 ulp, 4 u).  Half of the former:
  *              (count/64 + 18) u, and the sums' own errors, weighted as they enter the mean
  *   head norm  at most 4 given sums: 10 u
+ *   parts      2^(top - largest top): the difference rounds, ln2 u of itself, and ex2.approx is within 2^-22, 4 u; with a product
+ *              that is 5 u + ln2 |difference| u of a part's weight, and of the sum of all their mean and 3 u.  A quotient of 4 u,
+ *              two products and 3 additions follow: 13 u with what is of second order.  Below 2^-126 the power may be 0: a
+ *              part's total is at most 2^7 times another's where checks make them, and so its weight 2^-118 at most
  *   sigmoid    1 / (1 + e), e = exp(-t): __expf is within 2 + 1.173 |t| ulp, (4 + 2.35 |t|) u, of which e / (1 + e) is passed
  *              on; the sum rounds and __fdividef is within 2 ulp: 5 u.  Where e is 2^126 or more, it may be 0.  silu has a
  *              product more
@@ -25,11 +29,14 @@
 #ifndef SPK_CHECKKERN_CUDA_PRODUCT_H
 #define SPK_CHECKKERN_CUDA_PRODUCT_H
 
+#include "tests/attention_parts.h"
 #include "tests/checkkern_cuda.h"
 #include "tests/checkkern_weights.h"
 
 #define SIGMOID_FLOOR  0x1p-126
 #define CODES_TINY     1.01e-30
+#define PART_FLOOR     0x1p-118
+#define LN2            0.6931471805599453
 enum { GPU_COLS_MAX = 12288 };
 
 static double sigmoid_of(double t) { return 1 / (1 + exp(-t)); }
@@ -177,12 +184,35 @@ static void bound_heads(const device_case *t, const spk_cuda_source *s, vector_b
     }
 }
 
+/* By the parts that attention leaves. */
+static void bound_parts(const device_case *t, const spk_cuda_source *s, vector_bounds *v) {
+    const uint32_t part_count = attention_part_count(*(const uint32_t *)host_of(t, s->d_position)), head_count = s->count / s->head_dim;
+    const float *x = host_floats(t, s->x), *totals = host_floats(t, s->part_totals);
+    if (part_count == 1) return;
+    for (uint32_t head = 0; head < head_count; head++) {
+        double weight[SPK_CUDA_PARTS_MAX], relative[SPK_CUDA_PARTS_MAX], top = -INFINITY, mean = 0;
+        attention_part_weights(totals, head_count, head, part_count, weight);
+        for (uint32_t p = 0; p < part_count; p++) top = fmax(top, (double)totals[2 * (p * head_count + head)]);
+        for (uint32_t p = 0; p < part_count; p++) {
+            relative[p] = weight[p] == 0 ? 0 : (5 + LN2 * (top - (double)totals[2 * (p * head_count + head)])) * U;
+            mean += weight[p] * relative[p];
+        }
+        for (uint32_t i = head * s->head_dim; i < (head + 1) * s->head_dim; i++) {
+            v->value[i] = attention_merged(x, s->count, i, part_count, weight);
+            v->error[i] = FLOOR;
+            for (uint32_t p = 0; p < part_count; p++)
+                v->error[i] += fabs((double)x[p * s->count + i]) * (weight[p] * (relative[p] + mean + 13 * U) + PART_FLOOR);
+        }
+    }
+}
+
 /* The source's vector; everything is read from the pictures on the host. */
 static vector_bounds source_bounds(const device_case *t, const spk_cuda_source *s) {
     vector_bounds v = bounds_new(s->count);
-    const float *x = host_floats(t, s->x);
+    for (uint32_t i = 0; i < s->count; i++) v.value[i] = (double)host_floats(t, s->x)[i];
+    if (s->part_totals != NULL) bound_parts(t, s, &v);
     for (uint32_t i = 0; i < s->count; i++) {
-        double sum = (double)x[i], size = fabs(sum), steps = 0;
+        double sum = v.value[i], size = fabs(sum), steps = 0;
         for (int a = 0; a < 3; a++) {
             if (s->add[a] == NULL) continue;
             sum += (double)host_floats(t, s->add[a])[i];
@@ -190,7 +220,7 @@ static vector_bounds source_bounds(const device_case *t, const spk_cuda_source *
             steps++;
         }
         v.value[i] = sum;
-        v.error[i] = steps * U * size;
+        v.error[i] += steps * U * size;
     }
     if (s->norm_weight != NULL) bound_rms(t, s, &v);
     if (s->squares != NULL) bound_heads(t, s, &v);

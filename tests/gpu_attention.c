@@ -5,11 +5,14 @@
  * Each case: caches of given content with NaN bytes at positions that were not stored, one token, and then
  *   the output within the tolerance that kernels/attention_cuda.cu derives, computed here from the case's own numbers;
  *   the new row stored where and as kernels/attention_cache_cuda.cuh says, and no other byte of the caches changed;
- *   nothing written around the output; the same bits from a second run.
+ *   nothing written around the output; the same bits from a second run;
+ *   the same for an output that comes in parts, as far as the device gives that many CTAs to a KV head (sixteen SMs do, but for the
+ *   20 heads of 256); parts are merged here, and of a single part the bits are those of the output in one.
  */
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/attention_parts.h"
 #include "tests/gpu_attention_bench.h"
 #include "tests/gpu_attention_case.h"
 
@@ -166,26 +169,58 @@ static void check_untouched(const host_case *c) {
 
 /* ---- Running a case ---- */
 
-static void run(host_case *c, const spk_cuda_attention *a, float *d_out) {
-    const shape *s = &c->s;
-    uint64_t out_count = (uint64_t)s->heads * s->dim, guarded = out_count + 2 * GUARD_FLOATS;
-    float *again = floats(guarded);
+/* Two runs into d_out[count], whose bytes are 0xFF before each: out is what the first made of it. */
+static void run_twice(const spk_cuda_attention *a, float *d_out, uint64_t count, float *out) {
+    float *again = floats(count);
     spk_error err;
     spk_cuda_step *step = record(a, 1);
     for (int i = 0; i < 2; i++) {
-        must(spk_cuda_fill(cuda, d_out, 0xFF, guarded * 4, &err), &err);
+        must(spk_cuda_fill(cuda, d_out, 0xFF, count * 4, &err), &err);
         must(spk_cuda_step_run(cuda, step, 1, &err), &err);
         must(spk_cuda_wait(cuda, &err), &err);
-        must(spk_cuda_download(cuda, i == 0 ? c->out : again, d_out, guarded * 4, &err), &err);
+        must(spk_cuda_download(cuda, i == 0 ? out : again, d_out, count * 4, &err), &err);
     }
-    EXPECT(memcmp(c->out, again, guarded * 4) == 0, "a second run gives other bits");
-    for (uint64_t i = 0; i < GUARD_FLOATS; i++) {
-        uint32_t bits[2];
-        memcpy(&bits[0], &c->out[i], 4);
-        memcpy(&bits[1], &c->out[GUARD_FLOATS + out_count + i], 4);
-        EXPECT(bits[0] == UINT32_MAX && bits[1] == UINT32_MAX, "written beside the output");
-    }
+    EXPECT(memcmp(out, again, count * 4) == 0, "a second run gives other bits");
     spk_cuda_step_free(step);
+    free(again);
+}
+static void expect_unwritten(const float *out, uint64_t from, uint64_t to) {
+    for (uint64_t i = from; i < to; i++) {
+        uint32_t bits;
+        memcpy(&bits, &out[i], 4);
+        EXPECT(bits == UINT32_MAX, "written beside the output, %lld floats from its begin", (long long)(i - GUARD_FLOATS));
+    }
+}
+static void run(host_case *c, const spk_cuda_attention *a, float *d_out) {
+    const uint64_t end = GUARD_FLOATS + (uint64_t)c->s.heads * c->s.dim;
+    run_twice(a, d_out, end + GUARD_FLOATS, c->out);
+    expect_unwritten(c->out, 0, GUARD_FLOATS);
+    expect_unwritten(c->out, end, end + GUARD_FLOATS);
+}
+
+/* The same with an output in parts, and behind it, between guards, their totals; c->out, what `whole` gave, becomes what the parts merge to. */
+static void run_parted(host_case *c, const spk_cuda_attention *whole) {
+    const shape *s = &c->s;
+    const uint32_t part_count = attention_part_count(s->count - 1);
+    const uint64_t out_count = (uint64_t)s->heads * s->dim, begin = GUARD_FLOATS, end = begin + part_count * out_count,
+                   totals = begin + SPK_CUDA_PARTS_MAX * out_count + GUARD_FLOATS, totals_end = totals + (part_count > 1 ? 2 * part_count * s->heads : 0),
+                   guarded = totals + 2 * SPK_CUDA_PARTS_MAX * s->heads + GUARD_FLOATS;
+    float *d_out = device(guarded * 4, NULL), *out = floats(guarded), *merged = c->out + GUARD_FLOATS;
+    spk_cuda_attention a = *whole;
+    a.out = d_out + begin;
+    a.part_totals = d_out + totals;
+    run_twice(&a, d_out, guarded, out);
+    expect_unwritten(out, 0, begin);
+    expect_unwritten(out, end, totals);
+    expect_unwritten(out, totals_end, guarded);
+    if (part_count == 1) EXPECT(memcmp(out + begin, merged, out_count * 4) == 0, "a single part has other bits");
+    for (uint64_t i = 0; i < out_count && part_count > 1; i++) {
+        double weight[SPK_CUDA_PARTS_MAX];
+        attention_part_weights(out + totals, s->heads, (uint32_t)(i / s->dim), part_count, weight);
+        merged[i] = (float)attention_merged(out + begin, out_count, i, part_count, weight);
+    }
+    spk_cuda_free(cuda, d_out);
+    free(out);
 }
 
 static void check_case(const shape *s, pattern p) {
@@ -204,6 +239,10 @@ static void check_case(const shape *s, pattern p) {
     check_untouched(&c);
     check_stored(&c);
     check_output(&c);
+    if (spk_cuda_attention_has_parts(cuda, &a)) {
+        run_parted(&c, &a);
+        if (attention_part_count(s->count - 1) > 1) check_output(&c);
+    }
     spk_cuda_free(cuda, a.k_cache);
     spk_cuda_free(cuda, a.v_cache);
     arguments_free(&a, d_out);
@@ -212,7 +251,7 @@ static void check_case(const shape *s, pattern p) {
 
 /* ---- The cases ---- */
 
-static const uint32_t counts[] = { 1, 2, 17, 33, 128, 129, 255, 256, 257, 289, 512, 1001, 4096, 8200, 32768, 131073 };
+static const uint32_t counts[] = { 1, 2, 17, 33, 128, 129, 255, 256, 257, 289, 384, 385, 512, 513, 1001, 4096, 8200, 32768, 131073 };
 enum { SHAPES = sizeof shapes / sizeof *shapes, COUNTS = sizeof counts / sizeof *counts };
 static uint32_t max_count = 32768;
 

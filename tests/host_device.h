@@ -13,6 +13,7 @@
 #include <string.h>
 #include "kernels/cuda.h"
 #include "kernels/kernels.h"
+#include "tests/attention_parts.h"
 
 typedef enum {
     FAULT_NONE,
@@ -46,6 +47,10 @@ typedef enum {
     FAULT_ATTEND_TAIL,          /* one position too many */
     FAULT_ROPE,                 /* rotation by the wrong sign */
     FAULT_CACHE_ROW,            /* the new row is stored one position late */
+    FAULT_PART_BORDER,          /* the second of attention's parts begins one position late */
+    FAULT_PART_TOP,             /* a part's total goes with the largest score of the part before */
+    FAULT_LAST_PART,            /* the last of four is forgotten where they are merged */
+    FAULT_PART_TOTALS,          /* parts count by their totals alone */
     FAULT_TIE_ORDER,            /* equal logits: the higher index first */
     FAULT_NOT_CLEARED,          /* sums of routers are not cleared */
     FAULT_CLEARED_SHORT,        /* but for the last 16 rows' */
@@ -307,12 +312,28 @@ static void host_quantize(host_vector *x, bool has_rest) {
     }
 }
 
+/* Value i of a source that may come in parts. */
+static float host_merged(const spk_cuda_source *s, uint32_t i) {
+    uint32_t part_count = s->part_totals != NULL ? attention_part_count(*s->d_position) : 1, head_count;
+    if (part_count == 1) return s->x[i];
+    double weight[SPK_CUDA_PARTS_MAX];
+    float totals[SPK_CUDA_PARTS_MAX * 2];
+    head_count = s->count / s->head_dim;
+    for (uint32_t p = 0; p < part_count; p++) {
+        const float *own = s->part_totals + 2 * (p * head_count + i / s->head_dim);
+        totals[2 * p] = has_fault(FAULT_PART_TOTALS) ? 0 : own[0];
+        totals[2 * p + 1] = has_fault(FAULT_LAST_PART) && p == 3 ? 0 : own[1];
+    }
+    attention_part_weights(totals, 1, 0, part_count, weight);
+    return (float)attention_merged(s->x, s->count, i, part_count, weight);
+}
+
 /* A norm's factor is left to the products; x_out is written. */
 static host_vector host_source(const spk_cuda_source *s, bool is_norm_kernel) {
     host_vector x = { malloc(s->count * sizeof(float)), malloc(s->count * sizeof(float)),
                       s->factor != NULL ? *s->factor : 1.0f, s->count };
     for (uint32_t i = 0; i < s->count; i++) {
-        x.v[i] = s->x[i];
+        x.v[i] = host_merged(s, i);
         for (int a = 0; a < 3; a++)
             if (s->add[a] != NULL && !(a == 2 && has_fault(FAULT_THIRD_ADD))) x.v[i] += s->add[a][i];
     }

@@ -85,41 +85,59 @@ static void host_norm_rope(const spk_cuda_attention *a, const float *x, const fl
         out[i + half] = p * s + q * c;
     }
 }
+/* out [head_dim] of a head over positions begin to end - 1; its largest score and, relative to that, its weights' sum. */
+typedef struct { float top, total; } host_total;
+static host_total host_attend(const spk_cuda_attention *a, uint32_t head, uint32_t begin, uint32_t end, float *out) {
+    const uint32_t dim = a->head_dim, kv_head = head / (a->head_count / a->kv_head_count);
+    const float *from = a->q + head * (a->is_gated ? 2 : 1) * dim;
+    host_total t = { -INFINITY, 0 };
+    float q[256];
+    host_norm_rope(a, from, a->q_norm, q);
+    memset(out, 0, dim * sizeof *out);
+    for (uint32_t j = begin; j < end; j++) {                /* online softmax */
+        float score = 0;
+        for (uint32_t i = 0; i < dim; i++)
+            score += q[i] * (1.0f / sqrtf((float)dim)) * attention_value(a, a->k_cache, false, j, kv_head, i);
+        float shrink = score > t.top ? expf(t.top - score) : 1.0f;
+        t.top = fmaxf(t.top, score);
+        float weight = expf(score - t.top);
+        t.total = t.total * shrink + weight;
+        for (uint32_t i = 0; i < dim; i++)
+            out[i] = out[i] * shrink + weight * attention_value(a, a->v_cache, true, j, kv_head, i);
+    }
+    for (uint32_t i = 0; i < dim; i++) out[i] = out[i] / t.total * (a->is_gated ? host_sigmoid(from[dim + i]) : 1.0f);
+    return t;
+}
 static void run_attention(const launch_args *args) {
     const spk_cuda_attention *a = &args->attention;
     const uint32_t dim = a->head_dim, position = *a->d_position, store = position + (has_fault(FAULT_CACHE_ROW) ? 1 : 0);
+    const uint32_t part_count = a->part_totals != NULL ? attention_part_count(position) : 1;
     uint32_t end = position + 1;
     if (has_fault(FAULT_ATTEND_LAST) && position > 0) end--;
     if (has_fault(FAULT_ATTEND_TAIL)) end++;
-    float q[256], k[256];
+    float k[256];
     for (uint32_t h = 0; h < a->kv_head_count; h++) {
         host_norm_rope(a, a->k + h * dim, a->k_norm, k);
         attention_put(a, a->k_cache, false, store, h, k);
         attention_put(a, a->v_cache, true, store, h, a->v + h * dim);
     }
     for (uint32_t h = 0; h < a->head_count; h++) {
-        const float *from = a->q + h * (a->is_gated ? 2 : 1) * dim;
-        float top = -INFINITY, sum = 0, *out = a->out + h * dim;
-        host_norm_rope(a, from, a->q_norm, q);
-        memset(out, 0, dim * sizeof *out);
-        for (uint32_t j = 0; j < end; j++) {                /* online softmax */
-            const uint32_t kv_head = h / (a->head_count / a->kv_head_count);
-            float score = 0;
-            for (uint32_t i = 0; i < dim; i++)
-                score += q[i] * (1.0f / sqrtf((float)dim)) * attention_value(a, a->k_cache, false, j, kv_head, i);
-            float shrink = score > top ? expf(top - score) : 1.0f;
-            top = fmaxf(top, score);
-            float weight = expf(score - top);
-            sum = sum * shrink + weight;
-            for (uint32_t i = 0; i < dim; i++)
-                out[i] = out[i] * shrink + weight * attention_value(a, a->v_cache, true, j, kv_head, i);
+        float top = 0;
+        for (uint32_t p = 0; p < part_count; p++) {
+            const uint32_t begin = p * SPK_CUDA_PART_POSITIONS + (p == 1 && has_fault(FAULT_PART_BORDER) ? 1 : 0);
+            const host_total t = host_attend(a, h, begin, p + 1 < part_count ? (p + 1) * SPK_CUDA_PART_POSITIONS : end,
+                                             a->out + ((uint64_t)p * a->head_count + h) * dim);
+            if (part_count == 1) break;
+            float *own = a->part_totals + 2 * (p * a->head_count + h);
+            own[0] = (has_fault(FAULT_PART_TOP) && p > 0 ? top : t.top) * 1.44269504f;       /* of powers of 2 */
+            own[1] = t.total;
+            top = t.top;
         }
-        for (uint32_t i = 0; i < dim; i++) out[i] = out[i] / sum * (a->is_gated ? host_sigmoid(from[dim + i]) : 1.0f);
     }
 }
 bool spk_cuda_attention_has_parts(const spk_cuda *cuda, const spk_cuda_attention *args) {
     (void)cuda, (void)args;
-    return false;
+    return true;
 }
 uint64_t spk_cuda_attention_cache_bytes(const spk_cuda_attention *args) {
     return args->kv_head_count * attention_head_bytes(args);

@@ -38,6 +38,7 @@ long_jobs() {
         echo "90 $seed $((3 * seed)) gpu_attention --max-context 300 --seed $seed"
     done
     echo "90 1 132 checkkern --cuda --quick"
+    echo "90 5 16 gpu_attention --max-context 520"
     echo "90 0 8 checkkern --cuda"
     echo "90 2 4 gpu_sample"
     echo "80 0 4 gpu_sample --quick"

@@ -14,34 +14,37 @@ static const char *const MODELS[] = { "packs/tiny-qwen36/tiny-qwen36-ud-q4_k_m.g
                                       "tests/models/tiny-qwen35-q4_k_m.gguf" };
 enum { MODEL_COUNT = 3, TOKEN_COUNT = 12 };
 
-typedef struct { uint32_t vocab; float *logits; } evaluation;     /* [TOKEN_COUNT][vocab] */
+typedef struct { uint32_t vocab, token_count; float *logits; } evaluation;     /* [token_count][vocab] */
 
-static evaluation evaluate(const char *path, spk_backend backend, uint32_t fusions_off, const uint32_t *tokens) {
+static evaluation evaluate_tokens(const char *path, spk_backend backend, uint32_t fusions_off, const uint32_t *tokens, uint32_t token_count) {
     spk_error err = { 0 };
     spk_model *model = NULL;
     spk_session *session = NULL;
     const spk_model_options mo = { .backend = backend, .thread_count = 1 };
-    const spk_session_options so = { .context_tokens = TOKEN_COUNT, .fusions_off = fusions_off };
-    evaluation e = { 0 };
+    const spk_session_options so = { .context_tokens = token_count, .fusions_off = fusions_off };
+    evaluation e = { .token_count = token_count };
     CHECK_OK(spk_model_open(path, &mo, &model, &err), err);
     if (model == NULL) return e;
     CHECK_OK(spk_session_create(model, &so, &session, &err), err);
     e.vocab = spk_model_vocab_size(model);
-    e.logits = malloc((size_t)TOKEN_COUNT * e.vocab * sizeof *e.logits);
+    e.logits = malloc((size_t)token_count * e.vocab * sizeof *e.logits);
     for (uint32_t count = 1; count <= 3; count += 2) {
         CHECK_OK(spk_session_eval(session, tokens, count, SPK_LOGITS_NONE, NULL, &err), err);
         spk_session_reset(session);             /* nothing of these may be left, but the count of steps must go on */
     }
-    CHECK_OK(spk_session_eval(session, tokens, TOKEN_COUNT, SPK_LOGITS_ALL, e.logits, &err), err);
+    CHECK_OK(spk_session_eval(session, tokens, token_count, SPK_LOGITS_ALL, e.logits, &err), err);
     spk_session_destroy(session);
     spk_model_close(model);
     return e;
+}
+static evaluation evaluate(const char *path, spk_backend backend, uint32_t fusions_off, const uint32_t *tokens) {
+    return evaluate_tokens(path, backend, fusions_off, tokens, TOKEN_COUNT);
 }
 
 /* Mean KL(a || b) in nats. */
 static double divergence(const evaluation *a, const evaluation *b) {
     double sum = 0;
-    for (uint32_t t = 0; t < TOKEN_COUNT; t++) {
+    for (uint32_t t = 0; t < a->token_count; t++) {
         const float *x = a->logits + (size_t)t * a->vocab, *y = b->logits + (size_t)t * a->vocab;
         double x_top = x[0], y_top = y[0], x_sum = 0, y_sum = 0, mean = 0;
         for (uint32_t i = 1; i < a->vocab; i++) {
@@ -55,7 +58,7 @@ static double divergence(const evaluation *a, const evaluation *b) {
         }
         sum += mean / x_sum - log(x_sum) + log(y_sum);
     }
-    return sum / TOKEN_COUNT;
+    return sum / a->token_count;
 }
 
 static void test_every_fusion_gives_the_same_logits(void) {
@@ -84,6 +87,17 @@ static void test_every_fusion_gives_the_same_logits(void) {
         }
         free(ref.logits), free(fused.logits);
     }
+}
+
+/* As far as attention has four parts: a session has room for them, and the output projection is told of them. */
+static void test_attention_in_parts(void) {
+    enum { COUNT = 3 * SPK_CUDA_PART_POSITIONS + 2 };
+    uint32_t tokens[COUNT];
+    uint64_t random = 7;
+    for (int i = 0; i < COUNT; i++) tokens[i] = (uint32_t)(check_random(&random) % 2000);
+    evaluation ref = evaluate_tokens(MODELS[1], SPK_BACKEND_REF, 0, tokens, COUNT), parted = evaluate_tokens(MODELS[1], SPK_BACKEND_CUDA, 0, tokens, COUNT);
+    CHECK(ref.logits != NULL && parted.logits != NULL && divergence(&ref, &parted) <= 0.001, "mean KL %.6f", divergence(&ref, &parted));
+    free(ref.logits), free(parted.logits);
 }
 
 /* A step that used the wrong expert, position or head would show. */
@@ -176,6 +190,7 @@ static void test_an_account_takes_a_step_apart(void) {
 int main(void) {
     RUN(test_a_wrong_signal_ends_the_step);
     RUN(test_every_fusion_gives_the_same_logits);
+    RUN(test_attention_in_parts);
     RUN(test_a_wrong_kernel_shows);
     RUN(test_an_account_takes_a_step_apart);
     return CHECK_EXIT();

@@ -12,7 +12,7 @@ flags="-std=c++17 -O1 -g -D_GNU_SOURCE -Itests/emulator/include -I$tree -I. -ffp
 found() { grep -v '^ok ' "$tree/log" | grep -m1 -oE -- "$1"; }
 
 # plant NAME FILE PERL UNIT VARIANT SEED SAYS PROGRAM...: the program must fail, and say SAYS (a regular expression).  FILE and UNIT
-# are of kernels/, unless they name a folder.
+# are of kernels/, unless they name a folder.  sms: of the device, 4 if not set.
 plant() {
     local name=$1 file=$2 edit=$3 unit=$4 variant=$5 seed=$6 says=$7 program=$8 arch=900 more=
     shift 8
@@ -30,7 +30,7 @@ plant() {
                -lzstd -lxxhash -lpcre2-8 -lcjson -lm -lpthread -ldl; } >"$tree/log" 2>&1; then
         echo "FAIL fault '$name' does not build"; sed 's/^/  /' "$tree/log" | head -n 5; status=1; return
     fi
-    SPK_EMULATOR_SEED=$seed SPK_EMULATOR_SMS=4 timeout 300 "$tree/program" "$@" >"$tree/log" 2>&1 &
+    SPK_EMULATOR_SEED=$seed SPK_EMULATOR_SMS=${sms:-4} timeout 300 "$tree/program" "$@" >"$tree/log" 2>&1 &
     local pid=$!
     while kill -0 $pid 2>/dev/null && [ -z "$(found "$says")" ]; do sleep 0.2; done     # the first words are enough
     kill $pid 2>/dev/null
@@ -88,6 +88,15 @@ plant "a logit of another expert for the shared one" held_experts_cuda.cu 's/rou
 plant "shared tiles that are asked for once" held_experts_cuda.cu 's/if \(round > 0\) ask_shared<SHARED>\(a, own, shared_unit\);//' held_experts_cuda 90 0 'nobody will ever give.*|shared h[^]]*' "${kernels[@]}"
 plant "shared tiles asked for while they are read" held_experts_cuda.cu 's/(put_pair<SHARED>[^\n]*\n)            __syncwarp\(\);\n/$1/' held_experts_cuda races 0 'race: .*' "${kernels[@]}"
 plant "rows of another shared tile" held_experts_cuda.cu 's/put_pair<SHARED>\(own, v, factor, shared_unit,/put_pair<SHARED>(own, v, factor, shared_unit ^ 1,/' held_experts_cuda 90 0 'shared h[^:]*' "${kernels[@]}"
+plant "a fourth part that is forgotten" input_cuda.cuh 's/if \(p < count\) add_scaled_eight/if (p < min(count, 3u)) add_scaled_eight/' gemv_cuda 90 0 'gemv parts [^]]*' "${kernels[@]}"
+plant "a fourth part that is forgotten, held" held_cuda.cuh 's/if \(p < part_count\) add_scaled_eight/if (p < min(part_count, 3u)) add_scaled_eight/' held_gemv_cuda 90 0 'gemv parts [^]]*' "${kernels[@]}"
+plant "parts that count by their totals alone" input_cuda.cuh 's/ex2_approx_ftz\(total\[p\]\.x - top\)/ex2_approx_ftz(0.0f)/' held_gemv_cuda 90 0 'gemv parts [^]]*' "${kernels[@]}"
+plant "totals of another head" input_cuda.cuh 's/\(at >> shift\);/((at >> shift) ^ 1);/' gemv_cuda 90 0 'gemv parts [^]]*' "${kernels[@]}"
+plant "parts one position late" input_cuda.cuh 's/position \/ SPK_CUDA_PART_POSITIONS \+ 1/(position - 1) \/ SPK_CUDA_PART_POSITIONS + 1/' held_gemv_cuda 90 0 'gemv parts [^]]*' "${kernels[@]}"
+plant "a fourth part that nobody makes" attention_cuda.cuh 's/t\.split_count = parts_at\(t\.position\);/t.split_count = min(parts_at(t.position), 3u);/' attention_cuda 90 0 'attention, merged\[[0-9]+\]: got' "${kernels[@]}"
+plant "parts of more than a round" attention_cuda.cuh 's/size = ROUND;/size = ROUND + 32;/' attention_cuda 90 0 'attention, merged\[[0-9]+\]: got' "${kernels[@]}"
+plant "a total that is another part's" attention_merge_cuda.cuh 's/part_totals\)\[part_head\(c\) \+ /part_totals)[/' attention_cuda 90 0 'attention, merged\[[0-9]+\]: got|total\[[0-9]+\] was written' "${kernels[@]}"
+sms=16 plant "a slice that every CTA of a part takes" attention_cuda.cuh 's/t\.slice = blockIdx\.x % t\.slice_count;/t.slice = 0;/' attention_cuda 90 0 'heads of 256[^]]*129 positions[^]]*\] head [0-9]+ dim [0-9]+: got' gpu_attention --max-context 130
 plant "a wrong lane of a matrix" attention_cache_cuda.cuh 's/row = lane % 16, high = lane \/ 16;\n        if/row = lane % 16, high = lane \/ 8 % 2;\n        if/' attention_cuda 90 0 'off by|out ' "${attention[@]}"
 plant "a wrong half of a product" attention_cuda.cu 's/multiply_add\(high\[m\], a\[m\], w\.x, w\.y\)/multiply_add(high[m], a[m], w.y, w.x)/' attention_cuda 90 0 'off by|out ' "${attention[@]}"
 plant "weights that not all warps have written" attention_cuda.cu 's/(make_uint4\(high\[0\], high\[1\], low\[0\], low\[1\]\);)\n        __syncthreads\(\);/$1/' attention_cuda races 0 'race: .*' "${attention[@]}"
