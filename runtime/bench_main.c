@@ -160,10 +160,11 @@ static spk_status measure_models(bench *b, spk_error *err) {
             SPK_TRY(spk_bench_prefill(&b->runs[m], (uint32_t)a->prompt_count, &b->speeds[m].prefill[r], err));
     for (uint32_t c = 0; c < a->context_count; c++) {
         for (uint32_t m = 0; m < a->model_count; m++) SPK_TRY(spk_bench_go_to(&b->runs[m], (uint32_t)a->contexts[c], err));
+        /* Before the blocks: behind them a step may take another way. */
+        if (a->has_account) SPK_TRY(spk_session_account(b->runs[0].session, ACCOUNT_REPEATS, &b->accounts[c], err));
         for (uint64_t r = 0; r < a->repeat_count; r++)
             for (uint32_t m = 0; m < a->model_count; m++)
                 SPK_TRY(spk_bench_decode(&b->runs[m], (uint32_t)a->token_count, &b->speeds[m].decode[c][r], err));
-        if (a->has_account) SPK_TRY(spk_session_account(b->runs[0].session, ACCOUNT_REPEATS, &b->accounts[c], err));
     }
     return SPK_OK;
 }
@@ -545,7 +546,7 @@ static spk_status bench_models(bench *b, spk_error *err) {
     const arguments *a = b->arguments;
     b->capacity = a->switch_count > 0 ? 1 : a->prompt_count;
     for (uint32_t c = 0; c < a->context_count; c++) {
-        uint64_t end = a->contexts[c] + a->repeat_count * a->token_count + a->has_account;
+        uint64_t end = a->contexts[c] + a->repeat_count * a->token_count;
         if (end > b->capacity) b->capacity = end;
     }
     if (b->capacity > SPK_CONTEXT_MAX)
