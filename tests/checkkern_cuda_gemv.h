@@ -206,7 +206,8 @@ static void fill_totals(float *totals, uint32_t head_count, uint32_t part_count,
         for (uint32_t p = 0; p < part_count; p++) {
             const float r = check_uniform(&random_state);
             float *own = totals + 2 * (p * head_count + head);
-            own[0] = tops == TOPS_NEAR ? 12 * r : tops == TOPS_FAR ? (p == other ? -30000 : -30300) + r : tops == TOPS_EMPTY && p == other ? -INFINITY : 7;
+            own[0] = tops == TOPS_NEAR ? 12 * r : tops == TOPS_FAR ? (p == other ? -30000 : -30300) + r : 7;
+            if (tops == TOPS_EMPTY && p == other) own[0] = -INFINITY;
             own[1] = own[0] == -INFINITY ? 0 : ldexpf(1 + fabsf(check_uniform(&random_state)), 14 + (int)(check_random(&random_state) % 7));
         }
     }

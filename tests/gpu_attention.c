@@ -203,7 +203,8 @@ static void run_parted(host_case *c, const spk_cuda_attention *whole) {
     const shape *s = &c->s;
     const uint32_t part_count = attention_part_count(s->count - 1);
     const uint64_t out_count = (uint64_t)s->heads * s->dim, begin = GUARD_FLOATS, end = begin + part_count * out_count,
-                   totals = begin + SPK_CUDA_PARTS_MAX * out_count + GUARD_FLOATS, totals_end = totals + (part_count > 1 ? 2 * part_count * s->heads : 0),
+                   totals = begin + SPK_CUDA_PARTS_MAX * out_count + GUARD_FLOATS,
+                   totals_end = totals + (part_count > 1 ? 2 * part_count * s->heads : 0),
                    guarded = totals + 2 * SPK_CUDA_PARTS_MAX * s->heads + GUARD_FLOATS;
     float *d_out = device(guarded * 4, NULL), *out = floats(guarded), *merged = c->out + GUARD_FLOATS;
     spk_cuda_attention a = *whole;

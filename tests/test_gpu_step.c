@@ -95,7 +95,8 @@ static void test_attention_in_parts(void) {
     uint32_t tokens[COUNT];
     uint64_t random = 7;
     for (int i = 0; i < COUNT; i++) tokens[i] = (uint32_t)(check_random(&random) % 2000);
-    evaluation ref = evaluate_tokens(MODELS[1], SPK_BACKEND_REF, 0, tokens, COUNT), parted = evaluate_tokens(MODELS[1], SPK_BACKEND_CUDA, 0, tokens, COUNT);
+    evaluation ref = evaluate_tokens(MODELS[1], SPK_BACKEND_REF, 0, tokens, COUNT),
+               parted = evaluate_tokens(MODELS[1], SPK_BACKEND_CUDA, 0, tokens, COUNT);
     CHECK(ref.logits != NULL && parted.logits != NULL && divergence(&ref, &parted) <= 0.001, "mean KL %.6f", divergence(&ref, &parted));
     free(ref.logits), free(parted.logits);
 }
