@@ -170,7 +170,7 @@ static void fuzz_save(int signal_number) {
     (void)raise(signal_number);
 }
 
-/* CPU time of one input: more is a finding. */
+enum { FUZZ_INPUT_SECONDS_MAX = 4 };    /* CPU time of one input: more is a finding */
 static void fuzz_limit_time(time_t seconds) {
     const struct itimerval limit = { .it_value = { .tv_sec = seconds } };
     if (setitimer(ITIMER_PROF, &limit, NULL) != 0) abort();
@@ -180,7 +180,7 @@ static void fuzz_one(const uint8_t *bytes, size_t size, uint64_t number) {
     fuzz_now_bytes = bytes;
     fuzz_now_size = size;
     fuzz_now_number = number;
-    fuzz_limit_time(4);
+    fuzz_limit_time(FUZZ_INPUT_SECONDS_MAX);
     (void)LLVMFuzzerTestOneInput(bytes, size);
     fuzz_limit_time(0);
 }
